@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import consistent
 from consistent import Placement, S
-from consistent.forms.families.layers.sight import blocks, whole
+from consistent.forms.families.layers.sight import blocks, single_document
 from mirrored.transports.default import current
 from tests.ranks import pool
 
@@ -152,7 +152,7 @@ def show_memory(tokens: int) -> None:
 
 def show_work(tokens: int) -> None:
     """Print the scores of the busiest rank beside the mean."""
-    sight = whole(tokens, tokens, causal=True)
+    sight = single_document(tokens, tokens, causal=True)
     for n in (2, 4, 8):
         for name, entry in CUTS.items():
             held = [entry.runs(tokens, n, k) for k in range(n)]

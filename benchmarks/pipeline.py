@@ -37,7 +37,7 @@ from benchmarks.hosts import add_option, described, enter, hosts
 from benchmarks.progress import doing
 from consistent import Placement
 from consistent.pipeline.schedules import SCHEDULES, stages_per_line
-from consistent.pipeline.simulate import play
+from consistent.pipeline.simulate import simulate_schedule
 
 MICRO_BATCHES = 8
 NAP_S = float(os.environ.get("NAP_S", 0.1))  # so long that what a busy machine adds is little
@@ -95,7 +95,9 @@ def bubbles(rank: int, rounds: int) -> list[tuple]:
         pipe.step(x, y)
         seconds = min(timed(lambda p=pipe: p.step(x, y)) for _ in range(rounds))
         work = MICRO_BATCHES * stages / len(world) * 3 * NAP_S
-        found.append((name, stages, play(pipe.table).bubble, 1 - work / seconds, seconds))
+        found.append(
+            (name, stages, simulate_schedule(pipe.table).bubble, 1 - work / seconds, seconds)
+        )
     return found
 
 

@@ -34,7 +34,7 @@ def times(rank: int, layers: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for turn in range(2 * ROUNDS + 2):
         on = turn % 2 == 0
-        plain_values._enabled = on
+        plain_values._is_enabled = on
         clear_plans()
         for step in range(1 + LATER):
             start = time.perf_counter()
@@ -45,7 +45,7 @@ def times(rank: int, layers: int) -> dict[str, list[float]]:
             key = f"{'first' if step == 0 else 'later'} {'with' if on else 'without'}"
             if turn > 1:
                 found.setdefault(key, []).append(time.perf_counter() - start)
-    plain_values._enabled = True
+    plain_values._is_enabled = True
     return found
 
 

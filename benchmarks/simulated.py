@@ -50,7 +50,7 @@ from consistent import B, S
 from consistent.auto.machines import machine
 from consistent.auto.machines.host_speed import NOW_S, fixed_seconds
 from consistent.auto.machines.this_machine import ThisMachine
-from consistent.auto.simulation.real_memory import Holding
+from consistent.auto.simulation.real_memory import MemoryRecorder
 from consistent.auto.simulation.report import SimulatedStep
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
@@ -197,10 +197,10 @@ class Running:
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
-        with Holding() as held:
+        with MemoryRecorder() as held:
             for _ in range(5):  # in the first ones ranks still compare plain values that ops meet
                 step()
-            held.forget()
+            held.reset_peak()
             with counting() as log:
                 step()
         self.real = Real([], [], log.bytes, held.peak)
@@ -299,8 +299,8 @@ class Pair:
     def host(self) -> float:
         """How many times as long as usual fixed calls took between its steps."""
         machine = self.step.machine
-        assert isinstance(machine, ThisMachine) and machine.pace is not None
-        return statistics.mean(self.real.fixed) / machine.pace.usual
+        assert isinstance(machine, ThisMachine) and machine.host_speed is not None
+        return statistics.mean(self.real.fixed) / machine.host_speed.usual_seconds
 
     def row(self) -> str:
         """Its row of the table."""

@@ -34,7 +34,7 @@ import consistent
 from benchmarks.device_time import Run, wait
 from consistent import B, Placement, S
 from consistent.overlap.chunked_matmul import chunk_count
-from consistent.overlap.symmetric_matmul import fused_over
+from consistent.overlap.symmetric_matmul import fused_group_and_dim
 from consistent.spec import P, TensorSpec
 from mirrored.comm import Ranks, Transport
 from mirrored.transports.base.wrapper import Wrapper
@@ -102,7 +102,7 @@ def default_way(name: str, size: tuple[int, int, int], placement: Placement) -> 
     ends = (S(0), B) if name.startswith("all") else (P, B if name.endswith("reduce") else S(0))
     shape = (rows, summed) if name.startswith("all") else (rows, columns)
     specs = [TensorSpec.of(placement, (end,), shape, torch.float32) for end in ends]
-    return "fused" if fused_over(*specs) else str(chunk_count(*specs))
+    return "fused" if fused_group_and_dim(*specs) else str(chunk_count(*specs))
 
 
 def medians(ways: dict[str, Run], rounds: int, device: str) -> dict[str, float]:

@@ -73,13 +73,13 @@ def cost_here(given: argparse.Namespace) -> None:
     from consistent.elastic.copies import PeerCopies
     from examples.train_gpt import GPT, Windows, sources
     from mirrored import counting
-    from mirrored.every_rank import gathered
+    from mirrored.every_rank import gather_from_ranks
     from mirrored.transports.default import current
 
     torch.set_num_threads(1)
     axes = {"dp": -1} if given.peers else {"dp": -1, "fsdp": 2}
     plan = "zero3" if given.peers else {"dp": "data", "fsdp": "zero3"}
-    parts = {name: timed(PeerCopies, name) for name in ("prepare", "take")}
+    parts = {name: timed(PeerCopies, name) for name in ("prepare", "commit")}
 
     def train(job: consistent.elastic.Job) -> None:
         torch.manual_seed(0)
@@ -117,12 +117,12 @@ def cost_here(given: argparse.Namespace) -> None:
             {commits: step(commits) for commits in ((True, False), (False, True))[k % 2]}
             for k in range(given.rounds)
         ]
-        work = {name: gathered(statistics.median(times)) for name, times in parts.items()}
-        kept = job._copies.kept
+        work = {name: gather_from_ranks(statistics.median(times)) for name, times in parts.items()}
+        kept = job._copies.last_copy
         assert kept is not None
         shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
-        own, of_peers = zip(*gathered(kept.nbytes()))
-        shards = gathered(shards)
+        own, of_peers = zip(*gather_from_ranks(kept.nbytes()))
+        shards = gather_from_ranks(shards)
         if current().rank:
             return
         ratios = sorted(pair[True] / pair[False] for pair in pairs)

@@ -67,7 +67,7 @@ nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 
 # Names whose packages import much of torch are imported when they are first read:
 # name -> (package, name in that package, or None for the package itself).
-_LATER = {
+_LAZY = {
     "auto": ("auto", None),
     "checkpoint": ("checkpoint", None),
     "elastic": ("elastic", None),
@@ -142,8 +142,8 @@ __all__ = [
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
-        if name in _LATER:
-            package, inside = _LATER[name]
-            found = import_module(f".{package}", __name__)
-            return found if inside is None else getattr(found, inside)
-        raise elsewhere.missing(__name__, name, elsewhere.OF_PACKAGE, __all__)
+        if name in _LAZY:
+            package, attribute = _LAZY[name]
+            module = import_module(f".{package}", __name__)
+            return module if attribute is None else getattr(module, attribute)
+        raise elsewhere.missing_name_error(__name__, name, elsewhere.PACKAGE_HINTS, __all__)

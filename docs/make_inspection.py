@@ -11,7 +11,11 @@ from pathlib import Path
 
 import torch
 
-from consistent.dispatch.planning.functions.questions import ONE_MEMORY, READS, computes
+from consistent.dispatch.planning.functions.questions import (
+    ONE_MEMORY,
+    VALUE_READING_OPS,
+    computes_tensors,
+)
 from consistent.dispatch.planning.functions.torch_functions import handler_name, resolve
 from consistent.rules import table
 from consistent.tensor.inspection import answers
@@ -107,9 +111,13 @@ def kind_of(name: str) -> str:
         return ""
     if not callable(attribute):
         return ""
-    if table.find(resolve(getattr(torch.Tensor, name)).name) is not None:
+    if table.find_row(resolve(getattr(torch.Tensor, name)).name) is not None:
         return "op"
-    return "whole" if computes(name) or handler_name(name).rstrip("_") in READS else ""
+    return (
+        "whole"
+        if computes_tensors(name) or handler_name(name).rstrip("_") in VALUE_READING_OPS
+        else ""
+    )
 
 
 def classified() -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from consistent.dispatch import _C
-from consistent.dispatch.planning.functions.questions import READS, computes
+from consistent.dispatch.planning.functions.questions import VALUE_READING_OPS, computes_tensors
 from consistent.dispatch.planning.functions.torch_functions import handler_name, resolve
 from consistent.dispatch.plans.plan import handlers, list_ops
 from consistent.forms import FORMS
@@ -72,7 +72,7 @@ def examples() -> dict[int, list[Example]]:
     for path in sorted(Path(folder.__path__[0]).glob("*.py")):
         module = importlib.import_module(f"{folder.__name__}.{path.stem}")
         for case in getattr(module, "EXAMPLES", ()):
-            found[id(table.find(resolve(case.func).name))].append(case)
+            found[id(table.find_row(resolve(case.func).name))].append(case)
     return found
 
 
@@ -141,9 +141,11 @@ def how_named(name: str) -> tuple[str, str]:
     """The same for the name of an op."""
     if name.startswith(tuple(list_ops)):
         return "list", ""
-    row = table.find(name)
+    row = table.find_row(name)
     if row is None:
-        asked = name in ASKED or not (computes(name) or computes(f"{name}_") or name in READS)
+        asked = name in ASKED or not (
+            computes_tensors(name) or computes_tensors(f"{name}_") or name in VALUE_READING_OPS
+        )
         return "asked" if asked else "whole", ""
     first = row.names.split()[0]
     return "row", f"[{first}](#{first})"

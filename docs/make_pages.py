@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         for ranks in range(2, 9):
-            table.save(table.Table(), ranks, table.processors())
+            table.save(table.Table(), ranks, table.cpu_device_name())
         for path in pages():
             if not wanted or path.stem in wanted:
                 text = made[path] if path in made else path.read_text()

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .comm import Ranks, Transport
-from .every_rank import gathered
+from .every_rank import gather_from_ranks
 from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
-from .transports.faults.turns import help_out
+from .transports.faults.turns import allow_this_thread
 from .transports.side_stream import callers_stream
 from .transports.torch_dist import groups
 
@@ -40,7 +40,7 @@ class BackgroundCalls:
     def __init__(self) -> None:
         self._transport = current()
         self._inference = torch.is_inference_mode_enabled()
-        self._pool = ThreadPoolExecutor(1, "mirrored-background", initializer=help_out)
+        self._pool = ThreadPoolExecutor(1, "mirrored-background", initializer=allow_this_thread)
         self._failure: BaseException | None = None
 
     def __enter__(self) -> BackgroundCalls:
@@ -56,9 +56,9 @@ class BackgroundCalls:
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Queue ``function(*args)`` behind all calls submitted before, and return its future."""
-        return self._pool.submit(self._call, callers_stream(), function, args)
+        return self._pool.submit(self._run_call, callers_stream(), function, args)
 
-    def _call(
+    def _run_call(
         self, stream: AbstractContextManager[Any], function: Callable[..., T], args: tuple
     ) -> T:
         if self._failure is not None:
@@ -73,7 +73,7 @@ class BackgroundCalls:
             raise
 
 
-_answers: WeakKeyDictionary[Transport, dict[Ranks, bool]] = WeakKeyDictionary()
+_spare_cores_cache: WeakKeyDictionary[Transport, dict[Ranks, bool]] = WeakKeyDictionary()
 
 
 def has_spare_cores(ranks: Ranks) -> bool:
@@ -88,14 +88,14 @@ def has_spare_cores(ranks: Ranks) -> bool:
     innermost = transport  # the cache's key, since ranks may differ in their wrappers
     while isinstance(innermost, Wrapper):
         innermost = innermost.inner
-    known = _answers.setdefault(innermost, {})
-    if ranks not in known:
-        own = socket.gethostname(), _cores(), torch.get_num_threads()
-        known[ranks] = _are_enough(gathered(own, ranks))
-    return known[ranks]
+    answers = _spare_cores_cache.setdefault(innermost, {})
+    if ranks not in answers:
+        own_use = socket.gethostname(), _allowed_cores(), torch.get_num_threads()
+        answers[ranks] = _have_spare_cores(gather_from_ranks(own_use, ranks))
+    return answers[ranks]
 
 
-def _cores() -> frozenset[int]:
+def _allowed_cores() -> frozenset[int]:
     """Return the numbers of the cores on which this process may run: its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
@@ -104,10 +104,10 @@ def _cores() -> frozenset[int]:
 
 # The first call is a collective, so either all ranks of a group have an answer cached or none has:
 # a process that joins later has none, so every rank drops its answers when it enters a new group.
-groups.when_new.append(_answers.clear)
+groups.new_group_callbacks.append(_spare_cores_cache.clear)
 
 
-def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:
+def _have_spare_cores(uses: list[tuple[str, frozenset[int], int]]) -> bool:
     """Return whether every rank has one core more than its torch threads need.
 
     On each host there must be a core for each torch thread of its ranks, and one more for each
@@ -119,8 +119,8 @@ def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:
     if any(len(cores) <= threads for _, cores, threads in uses):
         return False
     for host in {name for name, _, _ in uses}:
-        mine = [(cores, threads) for name, cores, threads in uses if name == host]
-        shared = frozenset[int]().union(*(cores for cores, _ in mine))
-        if len(shared) < sum(threads + 1 for _, threads in mine):
+        uses_of_host = [(cores, threads) for name, cores, threads in uses if name == host]
+        cores_of_host = frozenset[int]().union(*(cores for cores, _ in uses_of_host))
+        if len(cores_of_host) < sum(threads + 1 for _, threads in uses_of_host):
             return False
     return True

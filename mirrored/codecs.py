@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .reduction import accumulated_in, ordered_reduce
+from .reduction import accumulation_dtype, ordered_reduce
 from .transports import _C  # noqa: F401  # pyright: ignore # it registers torch.ops.mirrored
 
 BLOCK = 256
@@ -53,7 +53,7 @@ class Codec(Protocol):
         Args:
             x: the numbers to send.
             unsent: for error feedback, the rounding errors of the messages before this one, in x's
-                shape and in the dtype ``accumulated_in(x.dtype)`` (float32 for bfloat16). The
+                shape and in the dtype ``accumulation_dtype(x.dtype)`` (float32 for bfloat16). The
                 method encodes ``x + unsent``, and overwrites ``unsent`` with the new rounding
                 error. A rounding error that is not finite is stored as 0, since it would spoil all
                 later messages.
@@ -79,17 +79,17 @@ class Rounded:
         return n * self.dtype.itemsize
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
-        total = _total(x, unsent)
+        total = _add_unsent(x, unsent)
         if total.is_complex() and not self.dtype.is_complex:
             # A cast would drop the imaginary parts, with a warning at most.
             raise ValueError(f"{self.name}: x is {x.dtype}. Give torch.view_as_real(x).")
-        said = total.to(self.dtype)
+        rounded = total.to(self.dtype)
         if unsent is not None:
-            keep_rest(unsent, total, said)
-        return said.reshape(-1).view(torch.uint8)
+            store_rounding_error(unsent, total, rounded)
+        return rounded.reshape(-1).view(torch.uint8)
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        return _summed([_as(message, self.dtype) for message in messages], dtype)
+        return _sum_as_dtype([_view_as(message, self.dtype) for message in messages], dtype)
 
 
 @dataclass(frozen=True)
@@ -108,32 +108,34 @@ class Blocks:
         return n + _SCALE_BYTES * -(-n // BLOCK)
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
-        if not _is_native(x):
+        if not _has_native_op(x):
             return self._write_by_ops(x, unsent)
-        message, rest = torch.ops.mirrored.write_blocks(x, unsent, self.name)
+        message, rounding_error = torch.ops.mirrored.write_blocks(x, unsent, self.name)
         if unsent is not None:
-            unsent.copy_(rest)
+            unsent.copy_(rounding_error)
         return message
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        if not _is_native(messages[0]):
+        if not _has_native_op(messages[0]):
             return self._read_by_ops(messages, n, dtype)
         return torch.ops.mirrored.read_blocks(messages, n, dtype, self.name)
 
     def _write_by_ops(self, x: Tensor, unsent: Tensor | None) -> Tensor:
-        total = _total(x, unsent)
-        parts = [self._encoded(part) for part in _blocks(total.reshape(-1).float())]
+        total = _add_unsent(x, unsent)
+        encoded = [self._encode_blocks(part) for part in _block_matrices(total.reshape(-1).float())]
         message = torch.cat(
-            [x.view(-1).view(torch.uint8) for x in (*_first(parts), *_second(parts))]
+            [x.view(-1).view(torch.uint8) for x in (*_scales_of(encoded), *_numbers_of(encoded))]
         )
         if unsent is not None:
-            keep_rest(unsent, total, self._decoded(message, total.numel()).view(total.shape))
+            store_rounding_error(
+                unsent, total, self._decode_message(message, total.numel()).view(total.shape)
+            )
         return message
 
     def _read_by_ops(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        return _summed([self._decoded(message, n) for message in messages], dtype)
+        return _sum_as_dtype([self._decode_message(message, n) for message in messages], dtype)
 
-    def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_blocks(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a float32 matrix with one block in each row; return (scales, numbers).
 
         Scales are a column vector with one float32 for each row, numbers a matrix of this codec's
@@ -148,42 +150,45 @@ class Blocks:
         number = number.masked_fill_(scale.isnan(), 0)
         return scale, (number if self.dtype.is_floating_point else number.round_()).to(self.dtype)
 
-    def _decoded(self, message: Tensor, n: int) -> Tensor:
+    def _decode_message(self, message: Tensor, n: int) -> Tensor:
         """Decode a message of ``n`` numbers into a 1-d float32 tensor."""
         scales, numbers = message.split([message.numel() - n, n])
-        rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
+        rows = zip(
+            _block_matrices(numbers.view(self.dtype)),
+            _scale_columns(_view_as(scales, torch.float32), n),
+        )
         return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])
 
 
 @cache
-def _has_kernels() -> bool:
+def _has_cuda_kernels() -> bool:
     # False in a build without CUDA.
     return torch._C._dispatch_has_kernel_for_dispatch_key("mirrored::write_blocks", "CUDA")
 
 
-def _is_native(x: Tensor) -> bool:
-    return not x.is_cuda or _has_kernels()
+def _has_native_op(x: Tensor) -> bool:
+    return not x.is_cuda or _has_cuda_kernels()
 
 
-def _summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    wide = [part.to(accumulated_in(dtype)) for part in parts]
+def _sum_as_dtype(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    wide = [part.to(accumulation_dtype(dtype)) for part in parts]
     return ordered_reduce(wide).to(dtype)
 
 
-def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
+def _add_unsent(x: Tensor, unsent: Tensor | None) -> Tensor:
     return x if unsent is None else x + unsent  # in the dtype of `unsent`, which is the wider one
 
 
-def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
-    """Store the rounding error ``total - said`` in ``unsent``, to be added to the next message.
+def store_rounding_error(unsent: Tensor, total: Tensor, decoded: Tensor) -> None:
+    """Store the rounding error ``total - decoded`` in ``unsent``, to be added to the next message.
 
     ``total`` was to be sent, and ``said`` is what receivers decode from the message. Errors that
     are not finite are stored as 0.
     """
-    unsent.copy_((total - said.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
+    unsent.copy_((total - decoded.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 
 
-def _blocks(flat: Tensor) -> list[Tensor]:
+def _block_matrices(flat: Tensor) -> list[Tensor]:
     """Cut ``flat`` into a matrix whose rows are full blocks, and a one-row matrix of the rest.
 
     For example 600 numbers give matrices of shapes (2, 256) and (1, 88). An empty matrix is left
@@ -194,8 +199,8 @@ def _blocks(flat: Tensor) -> list[Tensor]:
     return [part for part in parts if part.numel()] or [flat.view(0, BLOCK)]
 
 
-def _rows(scales: Tensor, n: int) -> Sequence[Tensor]:
-    """Cut ``scales`` into column vectors, one for each matrix that ``_blocks`` returns.
+def _scale_columns(scales: Tensor, n: int) -> Sequence[Tensor]:
+    """Cut ``scales`` into column vectors, one for each matrix that ``_block_matrices`` returns.
 
     ``n`` is how many numbers were encoded. For 600 numbers the results have shapes (2, 1) and
     (1, 1), so that each scale multiplies the row that is its block.
@@ -205,15 +210,15 @@ def _rows(scales: Tensor, n: int) -> Sequence[Tensor]:
     return [part for part in parts if part.numel()] or [scales.view(0, 1)]
 
 
-def _first(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    return [first for first, _ in pairs]
+def _scales_of(encoded: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [scale for scale, _ in encoded]
 
 
-def _second(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    return [second for _, second in pairs]
+def _numbers_of(encoded: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [number for _, number in encoded]
 
 
-def _as(message: Tensor, dtype: torch.dtype) -> Tensor:
+def _view_as(message: Tensor, dtype: torch.dtype) -> Tensor:
     """Reinterpret the bytes of ``message`` as ``dtype``, after a copy if they are not aligned."""
     aligned = message.storage_offset() % dtype.itemsize == 0
     return (message if aligned else message.clone()).view(dtype)
@@ -227,10 +232,10 @@ CODECS: dict[str, Rounded | Blocks] = {
 """Codecs by the name that a plan uses."""
 
 
-def of_dtype(dtype: torch.dtype) -> Rounded | Blocks:
+def codec_of_dtype(dtype: torch.dtype) -> Rounded | Blocks:
     """Return the codec that encodes numbers as ``dtype``.
 
     It is the one of ``CODECS`` with that dtype, else a codec that only casts.
     """
-    found = [codec for codec in CODECS.values() if codec.dtype == dtype]
-    return found[0] if found else Rounded(str(dtype), dtype)
+    matches = [codec for codec in CODECS.values() if codec.dtype == dtype]
+    return matches[0] if matches else Rounded(str(dtype), dtype)

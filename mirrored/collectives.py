@@ -18,10 +18,10 @@ from torch import Tensor
 
 from .comm import Ranks
 from .transports.default import current
-from .transports.failures import counts_lacks
+from .transports.failures import counts_out_of_memory
 
 
-@counts_lacks
+@counts_out_of_memory
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
     """Return the elementwise sum (or max, min) of all ranks' ``x``, as a new tensor.
 
@@ -37,7 +37,7 @@ def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
     return current().all_reduce(x, ranks, op)
 
 
-@counts_lacks
+@counts_out_of_memory
 def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
     """Return all ranks' ``x`` concatenated along ``dim``, as a new tensor.
 
@@ -59,7 +59,7 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
     return current().all_gather_into_tensor(x, dim, sizes, ranks)
 
 
-@counts_lacks
+@counts_out_of_memory
 def reduce_scatter(
     x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
 ) -> Tensor:
@@ -82,7 +82,7 @@ def reduce_scatter(
     return current().reduce_scatter(x, dim, sizes, ranks, op)
 
 
-@counts_lacks
+@counts_out_of_memory
 def all_to_all(
     x: Tensor,
     split_dim: int,
@@ -112,7 +112,7 @@ def all_to_all(
     return current().all_to_all_single(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
 
-@counts_lacks
+@counts_out_of_memory
 def broadcast(
     x: Tensor | None,
     shape: Sequence[int],

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .old_names import OldNames
-from .reduction import check_combined, ordered_reduce
+from .reduction import check_reducible, ordered_reduce
 
 Ranks = tuple[int, ...]
 """World ranks of a group: ``ranks[k]`` holds piece k of a tensor."""
@@ -50,7 +50,7 @@ class Handle(Protocol):
         ...
 
 
-class Done:
+class CompletedHandle:
     """Handle of an operation that has already ended: ``wait()`` returns ``result`` at once.
 
     Transports return it where the result is there at once, for example in a group of one rank.
@@ -63,27 +63,27 @@ class Done:
         return self.result
 
 
-class Later:
-    """Handle whose ``wait()`` calls ``arriving.wait()`` and then returns ``make()``.
+class PendingResult:
+    """Handle whose ``wait()`` calls ``transfer.wait()`` and then returns ``make_result()``.
 
-    ``arriving`` is a started transfer. ``make`` builds the result from what was received, for
+    ``transfer`` is started already. ``make_result`` builds the result from what was received, for
     example by summing the pieces.
     """
 
-    def __init__(self, arriving: Waitable, make: Callable[[], Any]) -> None:
-        self._arriving, self._make = arriving, make
+    def __init__(self, transfer: Waitable, make_result: Callable[[], Any]) -> None:
+        self._transfer, self._make_result = transfer, make_result
 
     @classmethod
-    def of(cls, results: list[Tensor]) -> Later:
+    def completed(cls, results: list[Tensor]) -> PendingResult:
         """Return a handle of an operation that has already ended: ``wait()`` returns ``results``.
 
         ``results`` must not be empty.
         """
-        return cls(Done(results[0]), lambda: results)
+        return cls(CompletedHandle(results[0]), lambda: results)
 
     def wait(self) -> Any:
-        self._arriving.wait()
-        return self._make()
+        self._transfer.wait()
+        return self._make_result()
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,8 @@ class Transport(OldNames, ABC):
 
         This is an all-gather. The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
         """
-        shapes = [resized(x.shape, dim, size) for size in sizes]
-        out, slots = joinable(x, shapes, dim)
+        shapes = [resize_dim(x.shape, dim, size) for size in sizes]
+        out, slots = concat_output(x, shapes, dim)
         pieces = self.all_gather(x, shapes, ranks, slots)
         return torch.cat(pieces, dim) if out is None else out
 
@@ -354,8 +354,8 @@ class Transport(OldNames, ABC):
         reduce-scatter, and the bits of a part do not depend on which rank gets it or on ``sizes``.
         """
         check_op(op, x.dtype)
-        own = sizes[check_member("reduce_scatter", self.rank, ranks)]
-        shapes = [resized(x.shape, dim, own)] * len(ranks)
+        own_size = sizes[check_member("reduce_scatter", self.rank, ranks)]
+        shapes = [resize_dim(x.shape, dim, own_size)] * len(ranks)
         return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
 
     def all_gather_several(
@@ -371,22 +371,27 @@ class Transport(OldNames, ABC):
         The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
         ``out`` gives contiguous tensors to fill and return instead of new ones.
         """
-        parts = [[resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
+        parts = [[resize_dim(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
                  for k in range(len(ranks))]  # fmt: skip
         if len(xs) > 1 and _are_small(xs, parts):
             flat = torch.cat([x.detach().reshape(-1) for x in xs])
             counts = [[math.prod(shape) for shape in shapes] for shapes in parts]
             # One flat message per rank; each is cut back into the pieces of the tensors by their
             # sizes.
-            arrived = self.all_gather(flat, [(sum(each),) for each in counts], ranks)
-            cut = [
-                [part.view(shape) for part, shape in zip(piece.split(each), shapes)]
-                for piece, each, shapes in zip(arrived, counts, parts)
+            messages = self.all_gather(flat, [(sum(numels),) for numels in counts], ranks)
+            pieces_by_rank = [
+                [part.view(shape) for part, shape in zip(piece.split(numels), shapes)]
+                for piece, numels, shapes in zip(messages, counts, parts)
             ]
-            made = [torch.cat([own[i] for own in cut], dim) for i, dim in enumerate(dims)]
+            results = [
+                torch.cat([pieces[i] for pieces in pieces_by_rank], dim)
+                for i, dim in enumerate(dims)
+            ]
         else:
-            made = [self.all_gather_into_tensor(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]
-        return made if out is None else [place.copy_(x) for place, x in zip(out, made)]
+            results = [
+                self.all_gather_into_tensor(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)
+            ]
+        return results if out is None else [place.copy_(x) for place, x in zip(out, results)]
 
     def reduce_scatter_several(
         self,
@@ -406,13 +411,18 @@ class Transport(OldNames, ABC):
                 self.reduce_scatter(x, d, s, ranks, op)
                 for x, d, s in zip(xs, dims, sizes, strict=True)
             ]
-        me = check_member("reduce_scatter", self.rank, ranks, *xs)
-        cut = [x.detach().split(list(s), d) for x, d, s in zip(xs, dims, sizes, strict=True)]
-        pieces = [torch.cat([own[k].reshape(-1) for own in cut]) for k in range(len(ranks))]
-        mine = [own[me] for own in cut]
-        arrived = self.all_to_all(pieces, [pieces[me].shape] * len(ranks), ranks)
-        total = ordered_reduce(arrived, op).split([x.numel() for x in mine])
-        return [part.view(x.shape) for part, x in zip(total, mine)]
+        position = check_member("reduce_scatter", self.rank, ranks, *xs)
+        parts_by_tensor = [
+            x.detach().split(list(s), d) for x, d, s in zip(xs, dims, sizes, strict=True)
+        ]
+        pieces = [
+            torch.cat([parts[k].reshape(-1) for parts in parts_by_tensor])
+            for k in range(len(ranks))
+        ]
+        own_parts = [parts[position] for parts in parts_by_tensor]
+        received = self.all_to_all(pieces, [pieces[position].shape] * len(ranks), ranks)
+        total = ordered_reduce(received, op).split([x.numel() for x in own_parts])
+        return [part.view(x.shape) for part, x in zip(total, own_parts)]
 
     def start_all_gather_several(
         self,
@@ -420,12 +430,12 @@ class Transport(OldNames, ABC):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
+    ) -> PendingResult:
         """Start ``all_gather_several``; ``wait()`` returns its results.
 
         ``xs`` must not be overwritten before ``wait()`` has returned.
         """
-        return Later.of(self.all_gather_several(xs, dims, sizes, ranks))
+        return PendingResult.completed(self.all_gather_several(xs, dims, sizes, ranks))
 
     def start_reduce_scatter_several(
         self,
@@ -433,21 +443,21 @@ class Transport(OldNames, ABC):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
+    ) -> PendingResult:
         """Start ``reduce_scatter_several`` with a sum; ``wait()`` returns its results.
 
         ``xs`` must not be overwritten before ``wait()`` has returned.
         """
-        return Later.of(self.reduce_scatter_several(xs, dims, sizes, ranks))
+        return PendingResult.completed(self.reduce_scatter_several(xs, dims, sizes, ranks))
 
     def start_all_to_all(
         self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
-    ) -> Later:
+    ) -> PendingResult:
         """Start ``all_to_all``; ``wait()`` returns its results.
 
         ``pieces`` must not be overwritten before ``wait()`` has returned.
         """
-        return Later.of(self.all_to_all(pieces, shapes, ranks))
+        return PendingResult.completed(self.all_to_all(pieces, shapes, ranks))
 
     def all_to_all_single(
         self,
@@ -463,10 +473,10 @@ class Transport(OldNames, ABC):
         ``split_sizes[k]`` is the size along ``split_dim`` of the shard that ``ranks[k]`` gets;
         ``concat_sizes[k]`` is the size along ``concat_dim`` of the shard that it held before.
         """
-        own = split_sizes[check_member("all_to_all", self.rank, ranks)]
-        kept = resized(x.shape, split_dim, own)
-        shapes = [resized(kept, concat_dim, size) for size in concat_sizes]
-        out, slots = joinable(x, shapes, concat_dim)
+        own_size = split_sizes[check_member("all_to_all", self.rank, ranks)]
+        own_shape = resize_dim(x.shape, split_dim, own_size)
+        shapes = [resize_dim(own_shape, concat_dim, size) for size in concat_sizes]
+        out, slots = concat_output(x, shapes, concat_dim)
         pieces = self.all_to_all(x.split(list(split_sizes), split_dim), shapes, ranks, slots)
         return torch.cat(pieces, concat_dim) if out is None else out
 
@@ -523,7 +533,7 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
                 "  Meta tensors have no data to send.\n"
                 "  Ranks that hold real shards communicate; the others skip the call."
             )
-        if x.dtype in _NEVER_COPIED:
+        if x.dtype in _UNCOPYABLE_DTYPES:
             raise ValueError(
                 f"{what}: a tensor of {x.dtype} was given.\n  torch cannot copy its numbers.\n"
                 "  Send them in another dtype, such as x.view(torch.uint8), or x.dequantize()."
@@ -533,7 +543,7 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
 
 # Dtypes of less than a byte, for which torch has no kernels, and quantized dtypes, whose scale is
 # not part of the data.
-_NEVER_COPIED = frozenset(
+_UNCOPYABLE_DTYPES = frozenset(
     getattr(torch, f"{kind}{bits}") for kind in ("int", "uint") for bits in range(1, 8)
 ) | {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
@@ -545,7 +555,7 @@ def check_op(op: str, dtype: torch.dtype) -> None:
             f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
             "  For a mean, sum and then divide."
         )
-    check_combined(dtype, op)
+    check_reducible(dtype, op)
 
 
 # Several tensors of at most this many bytes together are packed into one message: at 5 GB/s the
@@ -563,7 +573,7 @@ def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
     return count * xs[0].element_size() <= PACKED_BYTES
 
 
-def outline(x: Tensor) -> Tensor:
+def placeholder_like(x: Tensor) -> Tensor:
     """Return a tensor of the shape, dtype and device of ``x`` in the memory of one element.
 
     A send's ``wait()`` returns it: callers can read the shape of what was sent, and the sent tensor
@@ -572,14 +582,14 @@ def outline(x: Tensor) -> Tensor:
     return x.new_empty(()).expand(x.shape)
 
 
-def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+def resize_dim(shape: Sequence[int], dim: int, size: int) -> list[int]:
     """Return ``shape`` with ``size`` in place of its size along ``dim``."""
     shape = list(shape)
     shape[dim] = size
     return shape
 
 
-def joinable(
+def concat_output(
     like: Tensor, shapes: Sequence[Sequence[int]], dim: int, out: Tensor | None = None
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
     """Return a tensor to hold the concatenation of pieces, and its slices to receive them into.
@@ -599,5 +609,5 @@ def joinable(
         return None, None
     sizes = [piece[dim] for piece in shapes]
     if out is None:
-        out = torch.empty(resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
+        out = torch.empty(resize_dim(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
     return out, out.split(sizes, dim)

@@ -20,8 +20,8 @@ TRIM_BYTES = 1 << 30  # free memory at the end of the heap beyond this goes back
 MAPPED_BYTES = 32 << 20  # larger blocks go back when they are freed; the most that glibc allows
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's own environment variables: if the user has set one, its value stays.
-_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-_keeping: Any = None  # the C library, once it keeps freed memory
+_USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_libc: Any = None  # the C library, once it keeps freed memory
 
 
 def keep_freed_memory() -> bool:
@@ -33,8 +33,8 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether freed memory is kept.
     """
-    global _keeping
-    if os.environ.get(SWITCH, "1") == "0" or any(name in os.environ for name in _BY_USER):
+    global _libc
+    if os.environ.get(SWITCH, "1") == "0" or any(name in os.environ for name in _USER_VARIABLES):
         return False
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
@@ -45,8 +45,8 @@ def keep_freed_memory() -> bool:
         trimmed = library.mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
     except (AttributeError, OSError, TypeError):  # another C library than glibc
         return False
-    _keeping = library if mapped and trimmed else None
-    return _keeping is not None
+    _libc = library if mapped and trimmed else None
+    return _libc is not None
 
 
 def give_back_freed_memory() -> None:
@@ -55,5 +55,5 @@ def give_back_freed_memory() -> None:
     Call it once a model is built: training steps allocate blocks of other sizes, and would not
     reuse this memory. Does nothing unless ``keep_freed_memory`` has taken effect.
     """
-    if _keeping is not None:
-        _keeping.malloc_trim(0)
+    if _libc is not None:
+        _libc.malloc_trim(0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .comm import Ranks
-from .every_rank import gathered
+from .every_rank import gather_from_ranks
 from .transports.default import current
 
 # Inside it, ops do not call `__torch_function__` of subclasses: they run as on plain tensors.
@@ -26,7 +26,7 @@ _Tensor = torch.Tensor
 _to_global: Callable[..., Any] | None = None
 
 
-def enter_to_global(convert: Callable[..., Any]) -> None:
+def register_to_global(convert: Callable[..., Any]) -> None:
     """Register the function that implements ``MirroredTensor.to_global``.
 
     The package with global tensors calls this when it is imported, because mirrored/ must not
@@ -56,7 +56,7 @@ class MirroredTensor(torch.Tensor):
         ranks = _common_ranks(func, (args, kwargs))
         with _HookOff():
             out = func(*args, **kwargs)
-        _type(out, ranks)
+        _make_mirrored(out, ranks)
         return out
 
     @property
@@ -80,11 +80,11 @@ class MirroredTensor(torch.Tensor):
         ```
         """
         transport = current()
-        everyone = tuple(range(transport.size))
-        own = self.to_local().detach()
-        device = _here(own)
+        all_ranks = tuple(range(transport.size))
+        own_element = self.to_local().detach()
+        device = _receiving_device(own_element)
         # Elements may differ in shape (the pieces of a tensor that does not split evenly).
-        notes = gathered((tuple(own.shape), own.dtype), everyone)
+        notes = gather_from_ranks((tuple(own_element.shape), own_element.dtype), all_ranks)
         shapes = [notes[rank][0] for rank in self._ranks]
         dtypes = {notes[rank][1] for rank in self._ranks}
         if len(dtypes) > 1:
@@ -93,12 +93,17 @@ class MirroredTensor(torch.Tensor):
                 "  The elements of a mirrored tensor are of one dtype.\n"
                 "  Convert them on each rank first: x.to(torch.float32)."
             )
-        if len(self._ranks) == len(everyone):
-            return transport.all_gather(own, shapes, self._ranks)
+        if len(self._ranks) == len(all_ranks):
+            return transport.all_gather(own_element, shapes, self._ranks)
         # Ranks outside `ranks` get the elements too, and `all_gather` serves its members only.
         return [
             transport.broadcast(
-                own if rank == transport.rank else None, shape, own.dtype, device, rank, everyone
+                own_element if rank == transport.rank else None,
+                shape,
+                own_element.dtype,
+                device,
+                rank,
+                all_ranks,
             )
             for rank, shape in zip(self._ranks, shapes)
         ]
@@ -159,14 +164,14 @@ def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> Mir
     if type(element) not in (_Tensor, torch.nn.Parameter):
         raise TypeError(
             f"from_local: element is a {type(element).__name__}, and an element is a plain tensor. "
-            f"Use {_plain_of(element)}."
+            f"Use {_plain_tensor_hint(element)}."
         )
-    members = _ranks_of(ranks)
+    members = _checked_ranks(ranks)
     if current().rank not in members:
         element = torch.empty_like(element, device="meta")
-    # A view, since `_type` changes the class of the object in place.
+    # A view, since `_make_mirrored` changes the class of the object in place.
     out = element.view_as(element)
-    _type(out, members)
+    _make_mirrored(out, members)
     return out  # type: ignore[return-value]
 
 
@@ -196,13 +201,13 @@ def scatter(
         TypeError: ``parts`` is not a list or tuple.
         ValueError: there are not as many elements as devices, or shapes or dtypes differ.
     """
-    members = _ranks_of(ranks)
+    members = _checked_ranks(ranks)
     elements = _checked_parts(parts, members)
     rank = current().rank
-    own = elements[members.index(rank) if rank in members else 0]
+    own_element = elements[members.index(rank) if rank in members else 0]
     if device is not None and rank in members:
-        own = own.to(device)
-    return from_local(own, members)
+        own_element = own_element.to(device)
+    return from_local(own_element, members)
 
 
 def _checked_parts(parts: Any, members: Sequence[int]) -> list[torch.Tensor]:
@@ -238,7 +243,7 @@ def _checked_parts(parts: Any, members: Sequence[int]) -> list[torch.Tensor]:
 # -- types and ranks ------------------------------------------------------------------------------
 
 
-def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
+def _checked_ranks(ranks: Sequence[int] | None) -> Ranks:
     size = current().size
     members = tuple(range(size)) if ranks is None else tuple(int(rank) for rank in ranks)
     if not members or len(set(members)) != len(members) or not set(members) <= set(range(size)):
@@ -250,7 +255,7 @@ def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
     return members
 
 
-def _type(value: Any, ranks: Ranks) -> None:
+def _make_mirrored(value: Any, ranks: Ranks) -> None:
     """Turn the plain tensors in ``value``, the result of an op, into mirrored tensors in place.
 
     Their class is changed. ``value`` may be a list or tuple of tensors, or anything else.
@@ -261,23 +266,23 @@ def _type(value: Any, ranks: Ranks) -> None:
         value._ranks = ranks
     elif isinstance(value, tuple | list):
         for item in value:
-            _type(item, ranks)
+            _make_mirrored(item, ranks)
 
 
-def _mirrored(value: Any) -> Iterator[MirroredTensor]:
+def _mirrored_tensors_in(value: Any) -> Iterator[MirroredTensor]:
     if isinstance(value, MirroredTensor):
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _mirrored(item)
+            yield from _mirrored_tensors_in(item)
     elif isinstance(value, dict):
-        yield from _mirrored(list(value.values()))
+        yield from _mirrored_tensors_in(list(value.values()))
 
 
 def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
-    found = list(_mirrored(args))
-    ranks = found[0]._ranks
-    for x in found:
+    tensors = list(_mirrored_tensors_in(args))
+    ranks = tensors[0]._ranks
+    for x in tensors:
         if x._ranks != ranks:
             raise ValueError(
                 f"{getattr(func, '__name__', func)}: one mirrored tensor lies on ranks {ranks}, "
@@ -288,7 +293,7 @@ def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
     return ranks
 
 
-def _here(x: torch.Tensor) -> torch.device:
+def _receiving_device(x: torch.Tensor) -> torch.device:
     """Return the device on which this rank receives the other ranks' elements.
 
     It is the device of ``x``, or torch's default device on a rank that has no element (``x`` on
@@ -297,7 +302,7 @@ def _here(x: torch.Tensor) -> torch.device:
     return torch.empty(0).device if x.is_meta else x.device
 
 
-def _plain_of(x: Any) -> str:
+def _plain_tensor_hint(x: Any) -> str:
     if isinstance(x, MirroredTensor):
         return "x.to_local()"
     return "x.to_mirrored()" if hasattr(x, "to_mirrored") else "torch.as_tensor(x)"

@@ -11,23 +11,23 @@ import re
 
 # Control characters except tab and newline; invisible characters and those that change the
 # direction of writing; lone surrogates, which stand for bytes of a path that is not UTF-8.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
-def readable(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return ``text`` with escapes such as ``\\x1b`` in place of invisible characters.
 
     Any output stream can encode the result.
     """
-    return _UNSEEN.sub(lambda found: repr(found[0])[1:-1], text)
+    return _INVISIBLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def in_a_line(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Return ``text`` as one line, with newlines as ``\\n``."""
-    return readable(text).replace("\n", "\\n")
+    return escape_invisible(text).replace("\n", "\\n")
 
 
 def is_utf8(text: str) -> bool:

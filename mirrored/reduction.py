@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Dtypes without arithmetic in torch, gloo or NCCL, and the wider dtype in which they are combined.
-WIDER = {
+WIDER_DTYPES = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
@@ -21,15 +21,15 @@ WIDER = {
 }
 
 # Sums of low-precision floats would lose bits at each step; keep them in float32 until the end.
-_ACCUMULATE = {
-    **WIDER,
+_ACCUMULATION_DTYPES = {
+    **WIDER_DTYPES,
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
 }
 
 # Dtypes that `ordered_reduce` accepts.
-_COMBINED = _ACCUMULATE.keys() | {
+_REDUCIBLE_DTYPES = _ACCUMULATION_DTYPES.keys() | {
     torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.uint64,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
 }  # fmt: skip
@@ -44,38 +44,38 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None
     """
     dtype = pieces[0].dtype
     if dtype.is_complex and op != "sum":
-        raise no_order(dtype, op)
+        raise unordered_error(dtype, op)
     if dtype == torch.bool:
         op = "min" if op == "min" else "max"
     if dtype == torch.uint64:  # torch has no arithmetic of its own for it
-        return _unsigned(ordered_reduce([_signed(piece, op) for piece in pieces], op), op)
-    wide = accumulated_in(dtype)
-    each = (piece.detach().to(wide) for piece in pieces)
-    first, second = next(each), next(each, None)
+        return _to_unsigned(ordered_reduce([_to_signed(piece, op) for piece in pieces], op), op)
+    wide_dtype = accumulation_dtype(dtype)
+    wide_pieces = (piece.detach().to(wide_dtype) for piece in pieces)
+    first, second = next(wide_pieces), next(wide_pieces, None)
     if second is None:
         return first.to(dtype, copy=True)
     if op == "sum":
         # Adding the first two into a new tensor saves a pass over memory, compared with a copy to
         # which all pieces are added.
-        total = torch.add(first, second, out=out if wide is dtype else None)
-        for piece in each:
+        total = torch.add(first, second, out=out if wide_dtype is dtype else None)
+        for piece in wide_pieces:
             total += piece
     else:
         # Unlike fmax and fmin, these propagate NaN.
         fold = torch.maximum if op == "max" else torch.minimum
-        total = reduce(fold, each, fold(first, second))
+        total = reduce(fold, wide_pieces, fold(first, second))
     return total.to(dtype)
 
 
-def accumulated_in(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which numbers of ``dtype`` are summed before the result is rounded.
 
     It is float32 for bfloat16, float16 and float8, int32 for int16, and ``dtype`` for most others.
     """
-    return _ACCUMULATE.get(dtype, dtype)
+    return _ACCUMULATION_DTYPES.get(dtype, dtype)
 
 
-def _signed(x: Tensor, op: str) -> Tensor:
+def _to_signed(x: Tensor, op: str) -> Tensor:
     """Map uint64 to int64 so that reducing the results by ``op`` gives the right bits.
 
     Sums have the same bits either way. For "max" and "min" flipping the top bit keeps the order.
@@ -84,21 +84,21 @@ def _signed(x: Tensor, op: str) -> Tensor:
     return x if op == "sum" else x ^ torch.iinfo(torch.int64).min
 
 
-def _unsigned(x: Tensor, op: str) -> Tensor:
-    """Undo ``_signed``: map int64 back to uint64."""
-    return _signed(x, op).view(torch.uint64)
+def _to_unsigned(x: Tensor, op: str) -> Tensor:
+    """Undo ``_to_signed``: map int64 back to uint64."""
+    return _to_signed(x, op).view(torch.uint64)
 
 
-def check_combined(dtype: torch.dtype, op: str) -> None:
+def check_reducible(dtype: torch.dtype, op: str) -> None:
     """Raise ValueError if ``ordered_reduce`` cannot combine numbers of ``dtype`` by ``op``."""
-    if dtype not in _COMBINED:
+    if dtype not in _REDUCIBLE_DTYPES:
         raise ValueError(
             f"all_reduce: op={op!r} was asked of {dtype} numbers.\n"
             "  torch has no arithmetic for them.\n"
             "  Convert them to a dtype that it can add, such as x.to(torch.float32)."
         )
     if dtype.is_complex and op != "sum":
-        raise no_order(dtype, op)
+        raise unordered_error(dtype, op)
 
 
 def identity(dtype: torch.dtype, op: str) -> float | int | bool:
@@ -115,7 +115,7 @@ def identity(dtype: torch.dtype, op: str) -> float | int | bool:
     return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
-def no_order(dtype: torch.dtype, op: str) -> ValueError:
+def unordered_error(dtype: torch.dtype, op: str) -> ValueError:
     """Return the error for a "max" or "min" of complex numbers."""
     return ValueError(
         f"all_reduce: op={op!r} was asked of {dtype} numbers.\n  They have no order.\n"

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_NEW = (
+_CREATE_FLAGS = (
     os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
 
@@ -25,17 +25,17 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
     Args:
         path: the file.
         data: its whole content.
-        own: whether the file is the user's alone, as in ``being_written``.
+        own: whether the file is the user's alone, as in ``replace_atomically``.
 
     Raises:
         OSError: the file cannot be written; its old content is still there.
     """
-    with being_written(path, own=own) as file:
+    with replace_atomically(path, own=own) as file:
         file.write(data)
 
 
 @contextmanager
-def being_written(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
+def replace_atomically(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces ``path`` atomically when the block ends.
 
     If the block raises, the file is removed and ``path`` stays as it was. A symbolic link is
@@ -54,7 +54,7 @@ def being_written(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
     # In the folder of the target: a rename is atomic within one file system only.
     part = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.part")
     try:
-        with os.fdopen(os.open(part, _NEW, 0o644 if own else 0o666), "wb") as file:
+        with os.fdopen(os.open(part, _CREATE_FLAGS, 0o644 if own else 0o666), "wb") as file:
             yield file
             file.flush()
             # Before the rename: after a crash the name might otherwise refer to an empty file.

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from consistent.auto.machines.measurement_cache import MeasurementCache
-from consistent.auto.machines.this_machine import kept_path
+from consistent.auto.machines.this_machine import measurements_path
 from mirrored.transports.tuning import table
 from tests.launch import import_too
 from tests.ranks import close_pools
@@ -30,10 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     could send moves another way, so that tests would test other code."""
     config.stash[_FOLDER] = os.environ[_CACHE] = tempfile.mkdtemp(prefix="consistent-tests-")
     for ranks in range(2, 9):
-        table.save(table.Table(), ranks, table.processors())
+        table.save(table.Table(), ranks, table.cpu_device_name())
         table.save(MESSAGES, ranks, table.MESSAGES)
     # The pace of this host too, for which all of its cores would be busy for eight seconds.
-    MeasurementCache(kept_path()).get("fixed calls s", lambda: FIXED_CALLS_S)
+    MeasurementCache(measurements_path()).get("fixed calls s", lambda: FIXED_CALLS_S)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -72,7 +72,8 @@ FAULTS = (
         '"...[km], ...[m] -> ...[k]"', f"{ROWS} [linalg]",
     ),
     Fault(
-        "kron of uneven pieces", LINALG, "if a.shape[d] % size == 0 or other == 1:", "if True:",
+        "kron of uneven pieces", LINALG,
+        "if a.shape[d] % size == 0 or other_size == 1:", "if True:",
         f"{ROWS} [linalg]",
     ),
     Fault(
@@ -84,7 +85,8 @@ FAULTS = (
         "!= self.sizes[name] else S(0)", DERIVED,
     ),
     Fault(
-        "a summed letter gives B", DERIVE, "self._all(P), form))", "self._all(B), form))", DERIVED,
+        "a summed letter gives B", DERIVE,
+        "self._output_sbps(P), form", "self._output_sbps(B), form", DERIVED,
     ),
     Fault(
         "trace takes the wrong diagonal", FORMS, "diagonal(top - left)", "diagonal(left - top)",
@@ -111,8 +113,8 @@ FAULTS = (
         f"{ROWS} [pointwise]",
     ),
     Fault(
-        "where takes a whole operand for an addend", POINTWISE, "make({1: P, 2: P}, P)",
-        "make({1: P}, P)", f"{ROWS} [pointwise]",
+        "where takes a whole operand for an addend", POINTWISE, "signature({1: P, 2: P}, P)",
+        "signature({1: P}, P)", f"{ROWS} [pointwise]",
     ),
     Fault(
         "filling addends fills each", POINTWISE, 'if call.name == "zero" else EXTREMES',
@@ -129,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "tensordot keeps the wrong dims", "rules/families/matrices/matmul.py",
-        "enumerate(right) if d not in meet_b", "enumerate(right) if d not in meet_a",
+        "enumerate(right) if d not in summed_b", "enumerate(right) if d not in summed_a",
         f"{ROWS} [matmul]",
     ),
     # -- specs and boxing
@@ -143,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         "a split appears on an outer axis", "boxing/plan.py",
-        "for e in (now, entry)):", "for e in (now,)):",
+        "for e in (current, entry)):", "for e in (current,)):",
         f"{MOVES} tests/consistent/boxing/test_plan.py",
     ),
     Fault(
@@ -156,13 +158,13 @@ FAULTS = (
         "split_dim=i, split_sizes=joined, concat_dim=j, concat_sizes=cut", MOVES,
     ),
     Fault(
-        "every rank keeps the addend", RUN, "return _keep if index == 0 else _zeros",
-        "return _keep", MOVES,
+        "every rank keeps the addend", RUN, "return _unchanged if index == 0 else _zeros_like",
+        "return _unchanged", MOVES,
     ),
     Fault(
         "all_reduce left out", RUN,
-        "return partial(collectives.all_reduce, ranks=ranks, op=_op_of(move))", "return _keep",
-        MOVES,
+        "return partial(collectives.all_reduce, ranks=ranks, op=_reduce_op(move))",
+        "return _unchanged", MOVES,
     ),
     Fault(
         "padding at the wrong place", RUN,
@@ -175,12 +177,13 @@ FAULTS = (
     ),
     Fault(
         "an exchange sends each addend to all", "boxing/exchange.py",
-        "for k in range(len(held)) if way.slots[k] == slot]", "for k in range(len(held))]",
+        "for k in range(len(box_holders)) if routing.slots[k] == slot]",
+        "for k in range(len(box_holders))]",
         "tests/consistent/movement/test_between.py tests/consistent/boxing/test_exchange.py",
     ),
     Fault(
         "the largest of pieces and zeros", RUN,
-        "rest = identity(state.dtype, _op_of(move))", "rest = 0",
+        "fill_value = identity(state.dtype, _reduce_op(move))", "fill_value = 0",
         f"{MOVES} tests/consistent/spec",
     ),
     Fault(
@@ -188,8 +191,8 @@ FAULTS = (
         "pass\n", MOVES,
     ),
     Fault(
-        "a cut shard begins anew at each run", "movement/recut.py", "before + start - of[i][0]",
-        "start - of[i][0]", f"{MOVES} tests/consistent/boxing tests/consistent/movement",
+        "a cut shard begins anew at each run", "movement/recut.py", "offset + start - held[i][0]",
+        "start - held[i][0]", f"{MOVES} tests/consistent/boxing tests/consistent/movement",
     ),
     Fault(
         "gradients of several tensors go the way of the values", "movement/boxed.py",
@@ -205,7 +208,7 @@ FAULTS = (
     ),
     Fault(
         "a whole gradient becomes an addend on all ranks", "autograd/unsummed.py",
-        "run(plain(held).detach(), held._spec, spec)", "plain(held).detach()",
+        "run(plain(held_grad).detach(), held_grad._spec, spec)", "plain(held_grad).detach()",
         f"{BACKWARD}/test_unsummed.py {BACKWARD}/test_gradients_of_leaves.py",
     ),
     Fault(
@@ -220,7 +223,7 @@ FAULTS = (
     # -- dispatch
     Fault(
         "a norm of a list without its sum", "dispatch/planning/lists/list_norms.py",
-        "return sum_over(found**ord, placement, axes) ** (1 / ord)", "return found",
+        "return sum_over(norms**ord, placement, axes) ** (1 / ord)", "return norms",
         f"{LISTS}/test_list_norms.py",
     ),
     Fault(
@@ -234,12 +237,12 @@ FAULTS = (
     ),
     Fault(
         "an op in place on a copy is lost", "dispatch/running/on_shards.py",
-        "_Tensor.copy_(target, back)", "pass",
+        "_Tensor.copy_(target, new_shard)", "pass",
         f"{OPS}/running/test_written_views.py {OPS}/planning/functions/test_outs.py",
     ),
     Fault(
-        "an error stays on its rank", "dispatch/running/agreed.py", "    heed(notes, ranks, error)",
-        "    pass", f"{OPS}/running/test_agreed.py",
+        "an error stays on its rank", "dispatch/running/agreed.py",
+        "    raise_first_error(notes, ranks, error)", "    pass", f"{OPS}/running/test_agreed.py",
     ),
     Fault(
         "an op in place lays its operand anew", PLANNING,
@@ -252,7 +255,7 @@ FAULTS = (
     ),
     Fault(
         "writes that moved views ask for are not counted", "dispatch/running/writes.py",
-        "if reached is not None:", "if reached is None:", f"{OPS}/running",
+        "if storage is not None:", "if storage is None:", f"{OPS}/running",
     ),
     # -- nn
     Fault(
@@ -261,8 +264,9 @@ FAULTS = (
         "tests/consistent/nn/sharded/test_master_weights.py",
     ),
     Fault(
-        "uneven parts of a batch overlap", "nn/uneven.py", "held[mine][0], stop - start)",
-        "held[mine][0] * 0, stop - start)",
+        "uneven parts of a batch overlap", "nn/uneven.py",
+        "held_ranges[my_index][0], stop - start)",
+        "held_ranges[my_index][0] * 0, stop - start)",
         "tests/consistent/nn/test_inputs.py tests/consistent/data",
     ),
     Fault(
@@ -271,12 +275,13 @@ FAULTS = (
         "tests/consistent/nn/sharded/test_step.py",
     ),
     Fault(
-        "what a step made is not gathered", "nn/sharded/step.py", "gather_into([coming", "([coming",
+        "what a step made is not gathered", "nn/sharded/step.py",
+        "gather_into([new_value", "([new_value",
         "tests/consistent/nn/sharded/test_step.py",
     ),
     Fault(
         "state that was loaded stays as it lay", "nn/sharded/step.py",
-        "if value._spec is not laid:", "if False:", "tests/consistent/nn/sharded/test_step.py",
+        "if value._spec is not target:", "if False:", "tests/consistent/nn/sharded/test_step.py",
     ),
     # -- programs that are followed
     Fault(
@@ -285,7 +290,8 @@ FAULTS = (
     ),
     Fault(
         "shapes by values are those of the first batch", "graph/record.py",
-        "self._ask(shapes_by_values, (func, *known), shapes(*tensors_in(out)))", "pass",
+        "self._add_function_question(shapes_by_values, (func, *refs), shapes(*tensors_in(out)))",
+        "pass",
         f"{ACCEPTED} [pipeline_asks]",
     ),
     # -- compiled
@@ -302,17 +308,17 @@ FAULTS = (
     ),
     Fault(
         "tensors that share memory now are taken for others", "compiled/guards.py",
-        "return _sharing([*tensors, *given]) == self._shared", "return True",
+        "return _memory_sharing([*tensors, *given]) == self._recorded_sharing", "return True",
         f"{PROGRAMS} tests/consistent/compiled/test_what_steps_change.py",
     ),
     Fault(
         "a norm over dims that are not the last", f"{PASSES}norms.py",
-        "if last != list(range(ndim - len(last), ndim)):", "if False:",
+        "if normalized_dims != list(range(ndim - len(normalized_dims), ndim)):", "if False:",
         "tests/consistent/compiled/test_fuse.py",
     ),
     Fault(
         "a value is made again of what was overwritten", f"{PASSES}rematerialization.py",
-        "or not count.is_same(memory, first, last)", "",
+        "or not memory_use.is_unchanged(memory, first, last)", "",
         "tests/consistent/compiled/test_bounded.py tests/consistent/compiled/test_budget.py",
     ),
     Fault(
@@ -327,12 +333,12 @@ FAULTS = (
     ),
     Fault(
         "messages of other tensors are merged", f"{PASSES}merge_equal.py",
-        "return tuple(given), call.number, i", "return call.number, i",
+        "return tuple(inputs), call.number, i", "return call.number, i",
         PROGRAMS,
     ),
     Fault(
         "a message is merged across a write", f"{PASSES}merge_equal.py",
-        "return not trace.is_written(given, before, node) and", "return",
+        "return not trace.is_written(input_memories, before, node) and", "return",
         PROGRAMS,
     ),
     Fault(

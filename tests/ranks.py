@@ -72,14 +72,14 @@ _plans: dict[tuple[int, int], Any] = {}
 def simulate(fn: Callable[..., Any], n: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
     """Run `fn(rank, *args, **kwargs)` on `n` simulated ranks. Re-raises the first error."""
     from consistent.dispatch._C import PlanTable
-    from consistent.dispatch.plans.plan import looked_up_in
+    from consistent.dispatch.plans.plan import use_plan_table
     from consistent.forms.random import generator
 
     drawn_from = generator.get_state()  # the ranks share torch's generators
 
     def main(rank: int) -> Any:
         plans = _plans.setdefault((n, rank), PlanTable())
-        with looked_up_in(plans), generator.separate(drawn_from):
+        with use_plan_table(plans), generator.separate_state(drawn_from):
             return fn(rank, *args, **kwargs)
 
     return run_ranks(main, n)

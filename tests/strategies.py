@@ -22,7 +22,7 @@ from consistent.spec import (
     Sbp,
     Split,
     TensorSpec,
-    cut_fault,
+    invalid_cut_reason,
 )
 from consistent.spec.cut import cut_of
 
@@ -121,7 +121,7 @@ def with_cuts(draw: st.DrawFn, spec: TensorSpec) -> TensorSpec:
             n = found.with_sbp((*spec.sbp[:axis], *[B] * (len(sbp) - axis))).local_shape(None)
             cut = draw(cuts(n[entry.dim], spec.placement.shape[axis]))
             sbp[axis] = Split(entry.dim, cut)
-            if cut_fault(tuple(sbp), spec.placement, spec.shape) is not None:
+            if invalid_cut_reason(tuple(sbp), spec.placement, spec.shape) is not None:
                 sbp[axis] = entry  # another piece is one item shorter
     return TensorSpec.of(spec.placement, tuple(sbp), spec.shape, spec.dtype)
 

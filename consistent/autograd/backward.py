@@ -18,11 +18,11 @@ from torch.autograd import graph
 from mirrored.transports.failures import count_failure
 
 from ..dispatch import _C
-from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
+from ..dispatch.plans.shards import HookOff, compare_and_adopt, is_global, plain, rebox
 from ..dispatch.running import refused_gradients
-from ..dispatch.running.agreed import all_ranks, ranks_of, tell
+from ..dispatch.running.agreed import all_ranks, exchange_errors, ranks_of
 from ..movement import check_mode
-from ..movement.world import is_apart, my_coordinate
+from ..movement.world import is_only_placement_ranks, my_coordinate
 from ..spec import Coordinate, P, TensorSpec
 from ..spec.tracer import Tracer, callbacks
 from . import buckets, scattering, unsummed
@@ -47,7 +47,7 @@ def is_handled() -> bool:
     return bool(_HANDLE_BACKWARD)
 
 
-def passes() -> int:
+def count_passes() -> int:
     """Return the number of backward passes over global tensors that have ended in this thread.
 
     Code that keeps something until the end of a backward pass compares it with an earlier value.
@@ -87,11 +87,11 @@ def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
     every rank starts from 1. For a B loss (dual P) the addends must sum to 1, so the first rank of
     each axis starts from 1 and the others from 0.
     """
-    check_mode.calling("backward")
-    return _one(y) if gradient is None else _given(y, gradient)
+    check_mode.set_current_op("backward")
+    return _unit_gradient(y) if gradient is None else _shard_of_gradient(y, gradient)
 
 
-def _one(y: Any) -> torch.Tensor:
+def _unit_gradient(y: Any) -> torch.Tensor:
     """Return this rank's part of the gradient 1 of a scalar loss ``y``.
 
     Raises:
@@ -103,22 +103,24 @@ def _one(y: Any) -> torch.Tensor:
             f"grad can be implicitly created only for real scalar outputs, and this one is {spec}. "
             "Reduce it first (y.sum().backward()), or give y.backward(gradient=...)."
         )
-    counts = _counts(spec, my_coordinate(spec.placement))
+    starts_from_one = _starts_from_one(spec, my_coordinate(spec.placement))
     with HookOff():
-        return torch.ones_like(y) if counts else torch.zeros_like(y)
+        return torch.ones_like(y) if starts_from_one else torch.zeros_like(y)
 
 
 @lru_cache(maxsize=1 << 10)
-def _counts(spec: TensorSpec, at: Coordinate | None) -> bool:
+def _starts_from_one(spec: TensorSpec, coordinate: Coordinate | None) -> bool:
     """Return whether a rank starts backward from 1, and not 0, for a loss of ``spec``.
 
-    ``at`` is the rank's coordinate in the placement, None outside. On an axis on which the dual of
+    ``coordinate`` is the rank's in the placement, None outside. On an axis on which the dual of
     ``spec`` is P, only the first rank does, as the ranks' values are summed.
     """
-    return at is None or not any(e is P and i for e, i in zip(spec.dual.sbp, at, strict=True))
+    return coordinate is None or not any(
+        e is P and i for e, i in zip(spec.dual.sbp, coordinate, strict=True)
+    )
 
 
-def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
+def _shard_of_gradient(y: Any, gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of ``gradient``, which a user gave to ``y.backward(gradient)``.
 
     Raises:
@@ -130,14 +132,14 @@ def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
             f"backward: gradient has shape {tuple(gradient.shape)}, and the tensor is {spec}. "
             f"Give a gradient of shape {tuple(spec.shape)}."
         )
-    given = take_in(gradient, spec.placement, "backward")
-    if given._spec.placement != spec.placement:
+    global_gradient = compare_and_adopt(gradient, spec.placement, "backward")
+    if global_gradient._spec.placement != spec.placement:
         raise RuntimeError(
-            f"backward: gradient is on {given._spec.placement}, and the tensor on "
+            f"backward: gradient is on {global_gradient._spec.placement}, and the tensor on "
             f"{spec.placement}. "
             "Move it first: gradient.to_global(placement=y.placement)."
         )
-    return plain(rebox(given, spec.dual, "backward"))
+    return plain(rebox(global_gradient, spec.dual, "backward"))
 
 
 def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,12 +157,15 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         engine: torch's function that runs backward.
         args, kwargs: its arguments.
     """
-    threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
+    was_multithreaded, was_in_backward = (
+        torch._C._is_multithreading_enabled(),
+        _C.in_backward_of_shards(True),
+    )
     torch._C._set_multithreading_enabled(False)
     for notify in _ON_BACKWARD:
         notify(True)
     try:
-        out = refused_gradients.run(engine, *args, **kwargs)
+        out = refused_gradients.run_backward(engine, *args, **kwargs)
     except BaseException as error:
         _C.take_nan_found()  # clears it, so that the next pass does not raise it
         if not in_backward():  # the outermost of nested passes
@@ -171,8 +176,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise
     finally:
         _thread.passes += 1
-        torch._C._set_multithreading_enabled(threads)
-        _C.in_backward_of_shards(before)
+        torch._C._set_multithreading_enabled(was_multithreaded)
+        _C.in_backward_of_shards(was_in_backward)
         for notify in _ON_BACKWARD:
             notify(False)
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
@@ -185,14 +190,14 @@ def _agree_on_nan(roots: Sequence[Any]) -> None:
 
     ``roots`` are the tensors from which backward started.
     """
-    found = _C.take_nan_found()
-    error = RuntimeError(found) if found else None
-    if not is_apart():  # ranks outside follow this pass, so they take part, too
-        tell(error, all_ranks())
+    message = _C.take_nan_found()
+    error = RuntimeError(message) if message else None
+    if not is_only_placement_ranks():  # ranks outside follow this pass, so they take part, too
+        exchange_errors(error, all_ranks())
         return
     for placement in dict.fromkeys(y._spec.placement for y in roots if is_global(y)):
         if placement.size > 1 and my_coordinate(placement) is not None:
-            tell(error, ranks_of(placement))
+            exchange_errors(error, ranks_of(placement))
     if error is not None:
         raise error
 
@@ -204,4 +209,4 @@ def in_backward() -> bool:
 
 # Used for sharded leaves that an op gathers as operands. Unlike a leaf of ZeRO-3, such a leaf keeps
 # no gradient of the gathered size inside no_sync(), hence keep=False.
-Tracer(handle_arriving=partial(unsummed.arriving, keep=False)).always()
+Tracer(handle_arriving=partial(unsummed.take_over_gradients, keep=False)).install()

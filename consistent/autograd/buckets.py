@@ -25,13 +25,13 @@ from ..dispatch.plans.shards import plain
 from ..movement import check_mode
 from ..movement.coded import start_sums
 from ..movement.coders import Coder
-from ..movement.run import ended
+from ..movement.run import notify_end
 from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, Placement, TensorSpec
 from ..spec.tracer import callbacks
 from .coded_sums import axis_of, coded_moves, coder_of
-from .shown import forget_shown, hidden_again
+from .shown import all_hidden, forget_all_records
 
 _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
 
@@ -50,10 +50,10 @@ ALONE_BYTES = 4 << 20
 # the gathered parameters, which ranks hold only for a short time.
 SCATTERED_BUCKET_BYTES = 4 << 20
 # Bytes that fill a bucket where ranks share memory: there is no link to keep busy, and at each sum
-# a rank waits for others. There a gradient of at least AT_ONCE_BYTES is summed at once and in
+# a rank waits for others. There a gradient of at least SHARED_ALONE_BYTES is summed at once and in
 # place, since a bucket would copy it twice.
 SHARED_BUCKET_BYTES = 4 << 20
-AT_ONCE_BYTES = 1 << 20
+SHARED_ALONE_BYTES = 1 << 20
 
 
 class InFlight(Protocol):
@@ -85,10 +85,10 @@ class _State(threading.local):
     """
 
     def __init__(self) -> None:
-        self.flying: list[InFlight] = []
+        self.in_flight: list[InFlight] = []
         # Bytes launched in this backward pass and in the last one, by number of the buckets.
-        self.launched: dict[int, int] = {}
-        self.before: dict[int, int] = {}
+        self.launched_nbytes: dict[int, int] = {}
+        self.last_nbytes: dict[int, int] = {}
 
 
 _state = _State()
@@ -118,21 +118,21 @@ def forget_sizes() -> None:
     It is called for a new process group. Some of its ranks may have had another last backward than
     others, or none, so ranks would choose different sizes.
     """
-    _state.before.clear()
+    _state.last_nbytes.clear()
 
 
-groups.when_new.append(forget_sizes)
+groups.new_group_callbacks.append(forget_sizes)
 
 
-def at_once() -> int:
+def least_alone_bytes() -> int:
     """Return the number of bytes from which a gradient may be summed alone, without a bucket.
 
-    C++ passes gradients of at least this size to ``leaves.take``, which decides.
+    C++ passes gradients of at least this size to ``leaves.take_gradient``, which decides.
     """
-    return min(AT_ONCE_BYTES, ALONE_BYTES)
+    return min(SHARED_ALONE_BYTES, ALONE_BYTES)
 
 
-def limit(number: int, launched: bool) -> int:
+def bucket_limit(number: int, launched: bool) -> int:
     """Return how many bytes of gradients fill the next bucket, so that it is sent.
 
     All ranks of the sum find the same: it follows from the gradients of the last backward, and from
@@ -149,7 +149,7 @@ def limit(number: int, launched: bool) -> int:
         return SHARED_BUCKET_BYTES
     most = SCATTERED_BUCKET_BYTES if is_scattered else BUCKET_BYTES
     most = most if launched else FIRST_BUCKET_BYTES
-    total = _state.before.get(number)
+    total = _state.last_nbytes.get(number)
     if total is None:
         return most
     count = max(1, round(math.sqrt(total / max(1, start_bytes(placement.type)))))
@@ -205,27 +205,27 @@ class _CodedBucket(_Bucket):
         self.sums = start_sums(addends, coders, groups[0])
 
     def turn(self) -> None:
-        self.sums.turn()
+        self.sums.send_second()
 
     def finish(self) -> None:
-        made = [x.view(-1) for x in self.sums.wait()]
-        self.add(made[0] if len(made) == 1 else torch.cat(made))
+        flat_sums = [x.view(-1) for x in self.sums.wait()]
+        self.add(flat_sums[0] if len(flat_sums) == 1 else torch.cat(flat_sums))
 
 
-def count(number: int, nbytes: int) -> None:
+def count_launched(number: int, nbytes: int) -> None:
     """Record that a bucket of ``nbytes`` was sent; the total sizes the next backward's buckets.
 
     All ranks must pass the same ``nbytes``. ``number`` is that of the kind of bucket.
     """
-    _state.launched[number] = _state.launched.get(number, 0) + nbytes
+    _state.launched_nbytes[number] = _state.launched_nbytes.get(number, 0) + nbytes
 
 
-def fly(sums: InFlight) -> None:
+def register_in_flight(sums: InFlight) -> None:
     """Register sums that were started, so that ``finish`` waits for them when backward ends."""
-    _state.flying.append(sums)
+    _state.in_flight.append(sums)
 
 
-def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
+def launch_bucket(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start the all-reduce of one bucket; C++ calls it when it is full, or when backward ends.
 
     Args:
@@ -234,29 +234,29 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
         flat: the concatenation of the addends.
     """
     spec: TensorSpec = leaves[0]._spec
-    _observe(leaves)
+    _notify_boxings(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
-    count(number, sum(leaf._spec.largest_nbytes for leaf in leaves))
+    count_launched(number, sum(leaf._spec.largest_nbytes for leaf in leaves))
     if not any(map(coder_of, leaves)):
-        fly(_Bucket(positions, flat, _groups(spec)))
+        register_in_flight(_Bucket(positions, flat, _groups(spec)))
         return
     # One bucket for each axis along which codecs sum, and one (None) for leaves without a codec.
     by_axis: dict[int | None, list[tuple[int, Any, torch.Tensor]]] = {}
     parts = flat.split([plain(leaf).numel() for leaf in leaves])
-    for each in zip(positions, leaves, parts, strict=True):
-        axis = None if coder_of(each[1]) is None else axis_of(each[1])
-        by_axis.setdefault(axis, []).append(each)
-    for axis, found in by_axis.items():
-        at = [position for position, _, _ in found]
+    for entry in zip(positions, leaves, parts, strict=True):
+        axis = None if coder_of(entry[1]) is None else axis_of(entry[1])
+        by_axis.setdefault(axis, []).append(entry)
+    for axis, members in by_axis.items():
+        member_positions = [position for position, _, _ in members]
         if axis is None:
-            rest = torch.cat([part for _, _, part in found])
-            fly(_Bucket(at, rest, _groups(spec)))
+            flat_rest = torch.cat([part for _, _, part in members])
+            register_in_flight(_Bucket(member_positions, flat_rest, _groups(spec)))
             continue
-        coders: Any = [coder_of(leaf) for _, leaf, _ in found]
-        addends = [part.view(plain(leaf).shape) for _, leaf, part in found]
-        others = [a for a in summed_axes(spec) if a != axis]
-        groups = _along(spec.placement, (axis, *others))
-        fly(_CodedBucket(at, addends, coders, groups))
+        coders: Any = [coder_of(leaf) for _, leaf, _ in members]
+        addends = [part.view(plain(leaf).shape) for _, leaf, part in members]
+        other_axes = [a for a in summed_axes(spec) if a != axis]
+        groups = _groups_along(spec.placement, (axis, *other_axes))
+        register_in_flight(_CodedBucket(member_positions, addends, coders, groups))
 
 
 def finish() -> None:
@@ -265,23 +265,23 @@ def finish() -> None:
     C++ calls this when backward has computed all gradients.
     """
     _C.launch_all()
-    flying, _state.flying = _state.flying, []
-    with hidden_again():
+    in_flight, _state.in_flight = _state.in_flight, []
+    with all_hidden():
         # All second messages are sent before any is waited for, so that they travel together.
-        for bucket in flying:
+        for bucket in in_flight:
             bucket.turn()
-        for bucket in flying:
+        for bucket in in_flight:
             bucket.finish()
         _C.clear_waiting()
-    _state.before |= _state.launched
-    _state.launched = {}
+    _state.last_nbytes |= _state.launched_nbytes
+    _state.launched_nbytes = {}
 
 
 def reset() -> None:
     """Drop all buckets and sums in flight; called after a backward pass that raised."""
     _C.clear_waiting()
-    _state.flying, _state.launched = [], {}
-    forget_shown()
+    _state.in_flight, _state.launched_nbytes = [], {}
+    forget_all_records()
 
 
 def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
@@ -297,57 +297,59 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
         unshared: whether nothing else refers to ``addend``; then the sum is made in its memory.
     """
     spec: TensorSpec = leaf._spec
-    is_small = spec.largest_nbytes < AT_ONCE_BYTES or addend.layout is not torch.strided
+    is_small = spec.largest_nbytes < SHARED_ALONE_BYTES or addend.layout is not torch.strided
     if is_small or my_coordinate(spec.placement) is None or coder_of(leaf) is not None:
         return None
     if not _share_memory(spec.placement, summed_axes(spec)):
         return None
-    _observe([leaf])
-    summed = addend if unshared and addend.is_contiguous() else addend.clone()
+    _notify_boxings([leaf])
+    total = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in _groups(spec):
-        summed = current().all_reduce_async(summed, ranks).wait()
-    ended((spec.dual, spec.settled))
-    return summed
+        total = current().all_reduce_async(total, ranks).wait()
+    notify_end((spec.dual, spec.settled))
+    return total
 
 
 def _share_memory(placement: Placement, axes: tuple[int, ...]) -> bool:
     """Return whether the ranks along each of ``axes`` share the memory of one host."""
     if placement.type != "cpu":
         return False
-    return all(current().shares(ranks, "cpu") for ranks in _along(placement, axes))
+    return all(current().shares(ranks, "cpu") for ranks in _groups_along(placement, axes))
 
 
 def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
     """Return the ranks with which this rank sums a gradient, a group for each summed axis."""
-    return _along(spec.placement, summed_axes(spec))
+    return _groups_along(spec.placement, summed_axes(spec))
 
 
-def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _groups_along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return for each of ``axes`` the ranks along it that share this rank's other coordinates."""
-    at = my_coordinate(placement)
-    assert at is not None
-    return _through(placement, axes, at)
+    coordinate = my_coordinate(placement)
+    assert coordinate is not None
+    return _cached_groups(placement, axes, coordinate)
 
 
 @lru_cache(1 << 8)
-def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> list[tuple[int, ...]]:
-    return [placement.axis_ranks(axis, at) for axis in axes]
+def _cached_groups(
+    placement: Placement, axes: tuple[int, ...], coordinate: Coordinate
+) -> list[tuple[int, ...]]:
+    return [placement.axis_ranks(axis, coordinate) for axis in axes]
 
 
-def _observe(leaves: list[Any]) -> None:
+def _notify_boxings(leaves: list[Any]) -> None:
     """Tell check mode and tracers (observers of the program) that gradients are about to be boxed.
 
     They are the gradients of ``leaves``, whose sums over ranks are about to start.
     """
     if check_mode.enabled or _ON_BOXING_BEGIN:
         for leaf in leaves:
-            _observe_one(leaf)
+            _notify_boxing(leaf)
 
 
-def _observe_one(leaf: Any) -> None:
+def _notify_boxing(leaf: Any) -> None:
     spec: TensorSpec = leaf._spec
     if check_mode.enabled:
-        check_mode.compare(spec.dual, spec.settled, "gradient")
+        check_mode.compare_boxing(spec.dual, spec.settled, "gradient")
     if _ON_BOXING_BEGIN:
         target = spec.settled
         moves = coded_moves(leaf, plan_boxing(spec.dual, target))

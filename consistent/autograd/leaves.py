@@ -2,8 +2,8 @@
 
 Autograd computes this rank's addend. A hook in C++ (``csrc/bindings/dispatch/gradients/leaf.cpp``)
 intercepts simple addends before torch adds them: they wait in a bucket (gradients that are reduced
-in one message), and their sum is added instead. All other addends are passed to ``take``, which
-returns to torch a gradient in the layout of the present ``.grad``.
+in one message), and their sum is added instead. All other addends are passed to
+``take_gradient``, which returns to torch a gradient in the layout of the present ``.grad``.
 
 ``.grad`` is a correct global tensor at every moment, and so is every alias of it. If its layout has
 to change (only inside and after ``no_sync()``), the object gets new memory.
@@ -18,23 +18,23 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.base.unseen import unseen
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ..dispatch import _C
 from ..dispatch.planning.planning import common_placement
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
-from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain, rebox, take_in
+from ..dispatch.plans.shards import HookOff, attach, compare_and_adopt, plain, rebox, replace_shard
 from ..movement.boxed import box
 from ..movement.run import run
-from ..movement.several import which_travel
+from ..movement.several import can_overlap
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
-from .shown import forget, hide
+from .shown import forget_record, hide
 
 # More bytes than any gradient has. Given to C++ as the size of a leaf, it makes C++ pass all
-# gradients of the leaf to ``take``.
-_ALWAYS_TAKEN = 1 << 62
+# gradients of the leaf to ``take_gradient``.
+_TAKE_ALL_BYTES = 1 << 62
 
 
 def watch_leaf(leaf: Any) -> None:
@@ -44,14 +44,14 @@ def watch_leaf(leaf: Any) -> None:
     which torch's own addition is right, since nothing is summed over ranks, gets no hook.
     """
     spec: TensorSpec = leaf._spec
-    axes, held = summed_axes(spec), _C.held_gradient(leaf)
+    axes, held_grad = summed_axes(spec), _C.held_gradient(leaf)
     settled = settled_spec(leaf)
-    as_computed = not axes and (held is None or held._spec.sbp == settled.sbp)
-    follows = my_coordinate(spec.placement) is None and any(e.is_split for e in spec.sbp)
-    if settled is not spec.settled or follows:
+    torch_adds = not axes and (held_grad is None or held_grad._spec.sbp == settled.sbp)
+    has_meta_piece = my_coordinate(spec.placement) is None and any(e.is_split for e in spec.sbp)
+    if settled is not spec.settled or has_meta_piece:
         # Torch cannot add these: the gradient has another layout, or pieces on ``meta``.
-        _C.watch(leaf, 0, _ALWAYS_TAKEN)
-    elif as_computed:  # torch's own addition is right
+        _C.watch(leaf, 0, _TAKE_ALL_BYTES)
+    elif torch_adds:  # torch's own addition is right
         _C.unwatch(leaf)
     elif not axes or my_coordinate(spec.placement) is None:
         _C.watch(leaf, -1, 0)  # no bucket: this rank takes part in no sum
@@ -65,9 +65,9 @@ def assign(leaf: Any, value: Any) -> None:
 
     A global ``value`` itself becomes the gradient, and a plain one is converted.
     """
-    forget(leaf)
+    forget_record(leaf)
     if isinstance(value, torch.Tensor) and value is not leaf:
-        value = _checked_gradient(leaf, value)
+        value = _to_global_gradient(leaf, value)
         # Torch's setter would refuse a shard of another shape than the leaf's shard.
         if value._spec.sbp != leaf._spec.settled.sbp:
             set_raw_grad(leaf, value)
@@ -78,7 +78,7 @@ def assign(leaf: Any, value: Any) -> None:
     _C.drop_waiting(leaf)
 
 
-def _checked_gradient(leaf: Any, value: Any) -> Any:
+def _to_global_gradient(leaf: Any, value: Any) -> Any:
     """Return ``value`` if it is global, else a global copy in the layout of ``leaf.grad``.
 
     Raises:
@@ -91,15 +91,19 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
             f"grad: the gradient has shape {tuple(value.shape)} and {value.dtype}, and the tensor "
             f"is {spec}.\n  A gradient has the shape and the dtype of its tensor; convert it first."
         )
-    given = take_in(value, spec.placement, "grad")
-    common_placement("grad", (leaf, given))
-    if given is value:
+    global_value = compare_and_adopt(value, spec.placement, "grad")
+    common_placement("grad", (leaf, global_value))
+    if global_value is value:
         return value
     settled = settled_spec(leaf)
-    return given.clone() if given._spec is settled else rebox(given, settled, "grad")
+    return (
+        global_value.clone()
+        if global_value._spec is settled
+        else rebox(global_value, settled, "grad")
+    )
 
 
-def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
+def take_gradient(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
     """Handle a new gradient of a leaf; return what torch has to add to ``.grad`` for it, or None.
 
     The C++ hook calls it for gradients that it cannot put into a bucket. None means that nothing is
@@ -114,40 +118,41 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
     hide(leaf)
     if summed_axes(spec) and _C.waiting_for(leaf)[0]:  # one backward runs inside another
         buckets.finish()
-    dual, whole = spec.dual.with_dtype(addend.dtype), spec.settled.with_dtype(addend.dtype)
-    wanted = whole if _C.is_synced() else dual
-    held = _C.held_gradient(leaf)
-    if wanted is whole and settled_spec(leaf) is not spec.settled:
-        _accumulate(leaf, addend, held, settled_spec(leaf).with_dtype(addend.dtype))
+    dual, settled = spec.dual.with_dtype(addend.dtype), spec.settled.with_dtype(addend.dtype)
+    target = settled if _C.is_synced() else dual
+    held_grad = _C.held_gradient(leaf)
+    if target is settled and settled_spec(leaf) is not spec.settled:
+        _accumulate(leaf, addend, held_grad, settled_spec(leaf).with_dtype(addend.dtype))
         return None
-    if held is not None and _follows(leaf, held, wanted):
+    if held_grad is not None and _has_nothing_to_add(leaf, held_grad, target):
         set_raw_grad(leaf, None)  # this rank has no values to add, so torch stores the new gradient
-        return plain(box(addend, dual, wanted))
-    if held is not None and held._spec is not wanted:
+        return plain(box(addend, dual, target))
+    if held_grad is not None and held_grad._spec is not target:
         if torch.is_grad_enabled():
             # With create_graph the gradient has a history, so it is boxed differentiably, into a
             # new object.
-            set_raw_grad(leaf, rebox(held, wanted.with_dtype(held.dtype), "gradient"))
-        elif held._spec is not whole and held._spec is not dual:  # the user chose its layout
-            return plain(box(addend, dual, held._spec.with_dtype(addend.dtype)))
-        elif wanted is whole and _may_wait(leaf, held, addend):
+            set_raw_grad(leaf, rebox(held_grad, target.with_dtype(held_grad.dtype), "gradient"))
+        elif held_grad._spec is not settled and held_grad._spec is not dual:
+            # The user chose its layout.
+            return plain(box(addend, dual, held_grad._spec.with_dtype(addend.dtype)))
+        elif target is settled and _can_defer_sum(leaf, held_grad, addend):
             # Both are P: one sum over ranks of the two together replaces the gradient.
-            _C.wait(leaf, plain(held) + addend, True)
+            _C.wait(leaf, plain(held_grad) + addend, True)
             return None
         else:
-            lay_anew(held, run(plain(held), held._spec, wanted), wanted)
-    _C.set_partial(leaf, wanted is dual)
-    if wanted is whole and not torch.is_grad_enabled():
-        summed = buckets.sum_at_once(leaf, addend, unshared)
-        if summed is not None:
-            return summed
-        if addend.dtype is spec.dtype and _may_wait(leaf, held, addend):
-            _let_wait(leaf, addend, unshared)
+            replace_shard(held_grad, run(plain(held_grad), held_grad._spec, target), target)
+    _C.set_partial(leaf, target is dual)
+    if target is settled and not torch.is_grad_enabled():
+        total = buckets.sum_at_once(leaf, addend, unshared)
+        if total is not None:
+            return total
+        if addend.dtype is spec.dtype and _can_defer_sum(leaf, held_grad, addend):
+            _queue_for_sum(leaf, addend, unshared)
             return None
-    return plain(box(addend, dual, wanted))
+    return plain(box(addend, dual, target))
 
 
-def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
+def _queue_for_sum(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
     """Queue a gradient of ``leaf`` to be summed over ranks: in a bucket, or alone if it is large.
 
     ``addend`` is this rank's part of the sum. ``unshared`` is True if no other object refers to
@@ -161,34 +166,39 @@ def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
         _C.wait_alone(leaf, addend.clone(memory_format=torch.contiguous_format))
 
 
-def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
-    """Add ``addend`` to a ``.grad`` that has another layout than its leaf, set by ``lay_gradient``.
+def _accumulate(leaf: Any, addend: torch.Tensor, held_grad: Any, target: TensorSpec) -> None:
+    """Add ``addend`` to a ``.grad`` that has another layout than its leaf.
 
-    Torch cannot do it, since it would make the gradient as large as the leaf.
+    The layout was set by ``set_gradient_layout``. Torch cannot do it, since it would make the
+    gradient as large as the leaf.
 
     Args:
         leaf: the leaf.
         addend: this rank's shard of the new gradient, in the dual spec of the leaf.
-        held: the present ``.grad``, or None.
-        wanted: the spec that ``.grad`` is to have.
+        held_grad: the present ``.grad``, or None.
+        target: the spec that ``.grad`` is to have.
     """
     dual = leaf._spec.dual.with_dtype(addend.dtype)
-    if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
-        wanted = held._spec.with_dtype(addend.dtype)  # the user chose its layout
-    if held is None or held._spec is wanted:
-        routes = [(dual, wanted)]
-        if scattering.may_be_later(leaf, addend) and all(which_travel(routes)):
-            scattering.add_later([leaf], [addend], routes)
+    if held_grad is not None and held_grad._spec is not dual and held_grad._spec.sbp != target.sbp:
+        target = held_grad._spec.with_dtype(addend.dtype)  # the user chose its layout
+    if held_grad is None or held_grad._spec is target:
+        routes = [(dual, target)]
+        if scattering.can_defer(leaf, addend) and all(can_overlap(routes)):
+            scattering.defer_gradients([leaf], [addend], routes)
             return
-    if held is not None and held._spec is dual and not torch.is_grad_enabled():
-        lay_anew(held, box(plain(held) + addend, dual, wanted), wanted)
-    elif held is None or torch.is_grad_enabled():
-        new = box(addend, dual, wanted)
-        before = held if held is None else plain(rebox(held, wanted.with_dtype(held.dtype)))
-        set_raw_grad(leaf, attach(new if before is None else before + new, wanted))
-    elif not _follows(leaf, held, wanted):
+    if held_grad is not None and held_grad._spec is dual and not torch.is_grad_enabled():
+        replace_shard(held_grad, box(plain(held_grad) + addend, dual, target), target)
+    elif held_grad is None or torch.is_grad_enabled():
+        boxed = box(addend, dual, target)
+        previous = (
+            held_grad
+            if held_grad is None
+            else plain(rebox(held_grad, target.with_dtype(held_grad.dtype)))
+        )
+        set_raw_grad(leaf, attach(boxed if previous is None else previous + boxed, target))
+    elif not _has_nothing_to_add(leaf, held_grad, target):
         with HookOff():
-            torch.Tensor.add_(held, box(addend, dual, wanted))
+            torch.Tensor.add_(held_grad, box(addend, dual, target))
     if not _torch_runs_hooks():
         for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
             hook(leaf)
@@ -202,7 +212,7 @@ def _torch_runs_hooks() -> bool:
     hooks then; with others ``_accumulate`` must call them.
     """
     called = []
-    with unseen(), torch.enable_grad():
+    with hidden_from_modes(), torch.enable_grad():
         x = torch.ones((), requires_grad=True)
         x.register_post_accumulate_grad_hook(called.append)
         _NoGradient.apply(x).backward()
@@ -221,41 +231,41 @@ class _NoGradient(torch.autograd.Function):
         return None
 
 
-def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
-    """Return whether this rank has nothing to add to ``held``, which has the spec ``wanted``.
+def _has_nothing_to_add(leaf: Any, held_grad: Any, target: TensorSpec) -> bool:
+    """Return whether this rank has nothing to add to ``held_grad``, which has the spec ``target``.
 
-    True if the rank is outside the placement, ``held`` is split and no graph is recorded. The rank
-    then has a ``meta`` shard. Torch must not add to that: it would read the logical shape of
-    ``held``, which is not the shape of the shard.
+    True if the rank is outside the placement, ``held_grad`` is split and no graph is recorded. The
+    rank then has a ``meta`` shard. Torch must not add to that: it would read the logical shape of
+    ``held_grad``, which is not the shape of the shard.
 
     Args:
         leaf: the leaf.
-        held: its present ``.grad``.
-        wanted: the spec that ``.grad`` is to have.
+        held_grad: its present ``.grad``.
+        target: the spec that ``.grad`` is to have.
     """
     outside = my_coordinate(leaf._spec.placement) is None and not torch.is_grad_enabled()
-    is_split = any(entry.is_split for entry in held._spec.sbp)
-    return outside and is_split and held._spec is wanted.with_dtype(held.dtype)
+    is_split = any(entry.is_split for entry in held_grad._spec.sbp)
+    return outside and is_split and held_grad._spec is target.with_dtype(held_grad.dtype)
 
 
-def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
+def _can_defer_sum(leaf: Any, held_grad: Any, addend: torch.Tensor) -> bool:
     """Return whether ``addend`` may be added later, after torch has run the leaf's hooks.
 
     It may not if the leaf has post-accumulate hooks, which must see the sum, or if a tensor is
     sparse.
     """
-    strided = all(x.layout is torch.strided for x in (held, addend) if x is not None)
-    seen = leaf._post_accumulate_grad_hooks is not None
-    return strided and not seen and my_coordinate(leaf._spec.placement) is not None
+    is_strided = all(x.layout is torch.strided for x in (held_grad, addend) if x is not None)
+    has_hooks = leaf._post_accumulate_grad_hooks is not None
+    return is_strided and not has_hooks and my_coordinate(leaf._spec.placement) is not None
 
 
-def settle(leaf: Any, total: torch.Tensor) -> None:
+def replace_by_sum(leaf: Any, total: torch.Tensor) -> None:
     """Replace a leaf's P gradient by its sum ``total`` over ranks, in the same tensor object.
 
     C++ calls it when a sum arrives that includes what was accumulated inside ``no_sync()``.
     """
-    held = _C.held_gradient(leaf)
-    lay_anew(held, total, leaf._spec.settled.with_dtype(total.dtype))
+    held_grad = _C.held_gradient(leaf)
+    replace_shard(held_grad, total, leaf._spec.settled.with_dtype(total.dtype))
 
 
 @contextmanager
@@ -267,22 +277,22 @@ def no_sync() -> Iterator[None]:
     gradient accumulation. ``.grad`` is a correct global tensor at every moment; inside, it is P.
     """
     buckets.finish()  # if called inside a backward: sum the gradients that wait first
-    before = _C.set_sync(False)
+    was_synced = _C.set_sync(False)
     try:
         yield
     finally:
-        _C.set_sync(before)
+        _C.set_sync(was_synced)
 
 
 _C.set_up_leaves(
     watch_leaf,
     assign,
-    buckets.at_once,
-    buckets.limit,
-    take,
-    buckets.launch,
-    scattering.send,
-    settle,
+    buckets.least_alone_bytes,
+    buckets.bucket_limit,
+    take_gradient,
+    buckets.launch_bucket,
+    scattering.send_bucket,
+    replace_by_sum,
     buckets.finish,
     scattering.show,
 )

@@ -16,36 +16,41 @@ import torch
 
 from ..boxing.plan import boxing_bytes
 from ..dispatch import _C
-from ..dispatch.plans.shards import attach, lay_anew, plain
+from ..dispatch.plans.shards import attach, plain, replace_shard
 from ..movement.run import run
 from ..spec import B, P, TensorSpec
 
 
-class _Shown:
+class _ShownGradient:
     """Record of a leaf whose ``.grad`` was read while addends wait for their sum over ranks.
 
     ``grad`` is the tensor object that the program got, or None once the leaf was given another
-    gradient. ``before`` is the (shard, spec) that this object had before the read, when it lacked
-    the addends. ``visible`` says whether the object includes the addends at the moment.
+    gradient. ``before_read`` is the (shard, spec) that this object had before the read, when it
+    lacked the addends. ``visible`` says whether the object includes the addends at the moment.
     """
 
     def __init__(self, leaf: Any) -> None:
         self.leaf, self.version = leaf, -1
         self.grad: Any = None
-        self.before: tuple[torch.Tensor, TensorSpec] | None = None
+        self.before_read: tuple[torch.Tensor, TensorSpec] | None = None
         self.visible = False
-        # Watch the leaf, so that torch passes further addends to ``leaves.take`` instead of adding
-        # them to the P gradient.
-        self.watched = not _C.is_watched(leaf)
-        if self.watched:
+        # Watch the leaf, so that torch passes further addends to ``leaves.take_gradient`` instead
+        # of adding them to the P gradient.
+        self.added_watch = not _C.is_watched(leaf)
+        if self.added_watch:
             _C.watch(leaf, -1, 0)
 
-    def show(self, grad: Any, before: tuple[torch.Tensor, TensorSpec] | None) -> None:
+    def show(self, grad: Any, before_read: tuple[torch.Tensor, TensorSpec] | None) -> None:
         """Record that ``leaf.grad`` is now ``grad``, which includes the waiting addends.
 
-        ``before`` is the (shard, spec) that this object had before; None if there was no gradient.
+        ``before_read`` is the (shard, spec) that this object had before; None without a gradient.
         """
-        self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
+        self.grad, self.version, self.before_read, self.visible = (
+            grad,
+            grad._version,
+            before_read,
+            True,
+        )
 
     def hide(self) -> None:
         """Give the object that was read its former memory back, if it is still ``leaf.grad``."""
@@ -56,32 +61,34 @@ class _Shown:
             self.grad = None
             return
         if self.grad._version != self.version:
-            _state.written = self.leaf._spec
-        if self.before is None:
+            _state.written_spec = self.leaf._spec
+        if self.before_read is None:
             _C.set_gradient(self.leaf, None)
         else:
-            lay_anew(self.grad, *self.before)
+            replace_shard(self.grad, *self.before_read)
 
-    def take(self) -> None:
+    def restore_shown(self) -> None:
         """Make the object that was read ``leaf.grad`` again, with the gradients added meanwhile.
 
         It is needed if there was no gradient before: ``.grad`` is then another object, made by the
         addition.
         """
-        found = _C.held_gradient(self.leaf)
-        if self.grad is not None and self.before is None and found is not None:
-            lay_anew(self.grad, plain(found), found._spec)
+        held_grad = _C.held_gradient(self.leaf)
+        if self.grad is not None and self.before_read is None and held_grad is not None:
+            replace_shard(self.grad, plain(held_grad), held_grad._spec)
             _C.set_gradient(self.leaf, self.grad)
-            self.before = plain(found), found._spec
+            self.before_read = plain(held_grad), held_grad._spec
 
     def end(self) -> None:
-        """Call ``take`` at the end of backward, and remove the hook of the leaf if possible.
+        """Call ``restore_shown`` at the end of backward, and remove the leaf's hook if possible.
 
         Without the hook torch adds to the leaf's gradient again, with no call of this library.
         """
-        self.take()
-        found = _C.held_gradient(self.leaf)
-        if self.watched and (found is None or found._spec.sbp == self.leaf._spec.settled.sbp):
+        self.restore_shown()
+        held_grad = _C.held_gradient(self.leaf)
+        if self.added_watch and (
+            held_grad is None or held_grad._spec.sbp == self.leaf._spec.settled.sbp
+        ):
             _C.unwatch(self.leaf)
 
 
@@ -89,8 +96,9 @@ class _State(threading.local):
     """The records of this thread's backward pass."""
 
     def __init__(self) -> None:
-        self.shown: list[_Shown] = []
-        self.written: TensorSpec | None = None  # spec of a leaf whose gradient a hook wrote into
+        self.records: list[_ShownGradient] = []
+        # Spec of a leaf whose gradient a hook wrote into.
+        self.written_spec: TensorSpec | None = None
 
 
 _state = _State()
@@ -107,38 +115,38 @@ def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
         specs: position -> spec of those addends that do not have the dual spec of the leaf. A
             position is where the C++ code keeps an addend.
     """
-    shown = _of(leaf)
-    if shown is not None and shown.visible:
-        return shown.grad
+    record = _record_of(leaf)
+    if record is not None and record.visible:
+        return record.grad
     addends, replaces, positions = _C.waiting_for(leaf)
     dual: TensorSpec = leaf._spec.dual.with_dtype(addends[0].dtype)
-    parts = [(x, specs.get(at, dual)) for x, at in zip(addends, positions, strict=True)]
-    held = _C.held_gradient(leaf)
-    before: tuple[torch.Tensor, TensorSpec] | None = None
-    if held is not None:
-        before = plain(held), held._spec
+    parts = [(x, specs.get(position, dual)) for x, position in zip(addends, positions, strict=True)]
+    held_grad = _C.held_gradient(leaf)
+    before_read: tuple[torch.Tensor, TensorSpec] | None = None
+    if held_grad is not None:
+        before_read = plain(held_grad), held_grad._spec
         if not replaces:
-            parts.append(before)
-    target = _addends_of([spec for _, spec in parts])
+            parts.append(before_read)
+    target = _common_partial_spec([spec for _, spec in parts])
     (first, spec), *others = parts
     # A copy, since `run` may return the addend itself, which still waits for its sum.
     total = run(first, spec, target).clone()
     for x, spec in others:
         total = total + run(x, spec, target)
-    if shown is None:
-        shown = _Shown(leaf)
-        _state.shown.append(shown)
-    grad = held if shown.grad is None else shown.grad
+    if record is None:
+        record = _ShownGradient(leaf)
+        _state.records.append(record)
+    grad = held_grad if record.grad is None else record.grad
     if grad is None:
         grad = attach(total, target)
     else:
-        lay_anew(grad, total, target)
+        replace_shard(grad, total, target)
     _C.set_gradient(leaf, grad)
-    shown.show(grad, before)
+    record.show(grad, before_read)
     return grad
 
 
-def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
+def _common_partial_spec(specs: Sequence[TensorSpec]) -> TensorSpec:
     """Return a spec to which each of ``specs`` can be boxed without a message, to add them up.
 
     Any tensor is an addend of P: S pads with zeros, and of B one rank keeps the value. So the
@@ -147,10 +155,10 @@ def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
     them.
     """
     first, entries = specs[0], list(zip(*(spec.sbp for spec in specs), strict=True))
-    found = first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
-    if any(boxing_bytes(spec, found) for spec in specs):
-        found = first.with_sbp(tuple(B if set(each) == {B} else P for each in entries))
-    return found
+    target = first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
+    if any(boxing_bytes(spec, target) for spec in specs):
+        target = first.with_sbp(tuple(B if set(each) == {B} else P for each in entries))
+    return target
 
 
 def hide(leaf: Any) -> None:
@@ -158,9 +166,9 @@ def hide(leaf: Any) -> None:
 
     A later read shows the sum again.
     """
-    shown = _of(leaf)
-    if shown is not None:
-        shown.hide()
+    record = _record_of(leaf)
+    if record is not None:
+        record.hide()
 
 
 @contextmanager
@@ -169,23 +177,23 @@ def hidden(leaf: Any) -> Iterator[None]:
 
     When the context ends, ``leaf.grad`` is the object that was read, with what was added inside.
     """
-    shown = _of(leaf)
-    if shown is not None:
-        shown.hide()
+    record = _record_of(leaf)
+    if record is not None:
+        record.hide()
     yield
-    if shown is not None:
-        shown.take()
+    if record is not None:
+        record.restore_shown()
 
 
-def forget(leaf: Any) -> None:
+def forget_record(leaf: Any) -> None:
     """Drop the record of a gradient that was read; called when ``leaf`` is given another one."""
-    shown = _of(leaf)
-    if shown is not None:
-        shown.visible, shown.grad = False, None
+    record = _record_of(leaf)
+    if record is not None:
+        record.visible, record.grad = False, None
 
 
 @contextmanager
-def hidden_again() -> Iterator[None]:
+def all_hidden() -> Iterator[None]:
     """In the context, give all leaves the gradients that they had before they were read.
 
     At the end of backward the sums over ranks are added inside the context. When it ends, ``.grad``
@@ -194,31 +202,31 @@ def hidden_again() -> Iterator[None]:
     Raises:
         RuntimeError: a hook wrote into a gradient that was read.
     """
-    for each in _state.shown:
-        each.hide()
+    for record in _state.records:
+        record.hide()
     yield
-    shown, _state.shown = _state.shown, []
-    written, _state.written = _state.written, None
-    for each in shown:
-        each.end()
-    if written is not None:
-        raise _written(written)
+    records, _state.records = _state.records, []
+    written_spec, _state.written_spec = _state.written_spec, None
+    for record in records:
+        record.end()
+    if written_spec is not None:
+        raise _hook_write_error(written_spec)
 
 
-def forget_shown() -> None:
+def forget_all_records() -> None:
     """Drop all records of gradients that were read, after a backward pass that raised.
 
     The gradients stay as they were read.
     """
-    _state.shown, _state.written = [], None
+    _state.records, _state.written_spec = [], None
 
 
-def _of(leaf: Any) -> _Shown | None:
+def _record_of(leaf: Any) -> _ShownGradient | None:
     """Return the record of ``leaf``, or None if its gradient was not read in this backward."""
-    return next((each for each in _state.shown if each.leaf is leaf), None)
+    return next((each for each in _state.records if each.leaf is leaf), None)
 
 
-def _written(spec: TensorSpec) -> RuntimeError:
+def _hook_write_error(spec: TensorSpec) -> RuntimeError:
     return RuntimeError(
         f"backward: a hook wrote into the gradient of another leaf, {spec}, while backward was "
         "still running.\n  The gradients of leaves whose addends are summed over ranks get their "

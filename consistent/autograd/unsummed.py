@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..dispatch import _C
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
-from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
+from ..dispatch.plans.shards import HookOff, attach, plain, replace_shard
 from ..movement.coded import Coders
 from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
-from ..movement.several import which_travel
+from ..movement.several import can_overlap
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
@@ -30,7 +30,7 @@ from .leaves import watch_leaf
 from .shown import hide
 
 
-def arriving(
+def take_over_gradients(
     nodes: Sequence[Any],
     grads: Sequence[Tensor | None],
     specs: Sequence[TensorSpec],
@@ -54,79 +54,81 @@ def arriving(
             boxed even there.
         coders: the codecs by which they are sent; empty if there are none.
     """
-    left, candidates = list(grads), []
+    remaining, candidates = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
         leaf = getattr(node, "variable", None)
         if leaf is None or grad is None or not is_accumulated(node):
             continue
         spec = spec.with_dtype(grad.dtype)
         hide(leaf)
-        held = _C.held_gradient(leaf)
+        held_grad = _C.held_gradient(leaf)
         if _C.is_synced():
             # A hook of the leaf must see only the gradient of this backward, in the leaf's layout.
-            if held is not None and held._spec is spec and not leaf._backward_hooks:
-                left[i] = scattering.added(plain(held), grad)
-                _clear(leaf, held)
-            if _may_be_later(leaf, left[i]):
+            if held_grad is not None and held_grad._spec is spec and not leaf._backward_hooks:
+                remaining[i] = scattering.add_gradients(plain(held_grad), grad)
+                _zero_gradient(leaf, held_grad)
+            if _can_defer(leaf, remaining[i]):
                 target = leaf._spec.dual.with_dtype(spec.dtype)
-                candidates.append((i, leaf, left[i], (spec, target)))
+                candidates.append((i, leaf, remaining[i], (spec, target)))
         elif keep and not leaf._backward_hooks:
-            _keep(leaf, held, grad, spec)
-            left[i] = None
-    travels = which_travel([route for *_, route in candidates])
-    later = [each for each, travels_too in zip(candidates, travels, strict=True) if travels_too]
-    if later:
-        positions, leaves, given, routes = zip(*later, strict=True)
+            _accumulate_partial(leaf, held_grad, grad, spec)
+            remaining[i] = None
+    travels = can_overlap([route for *_, route in candidates])
+    deferred = [each for each, travels_too in zip(candidates, travels, strict=True) if travels_too]
+    if deferred:
+        positions, leaves, deferred_grads, routes = zip(*deferred, strict=True)
         for i in positions:
-            left[i] = None
-        scattering.add_later(
-            leaves, given, routes, [coders[i] for i in positions] if coders else ()
+            remaining[i] = None
+        scattering.defer_gradients(
+            leaves, deferred_grads, routes, [coders[i] for i in positions] if coders else ()
         )
-    return left
+    return remaining
 
 
-def _may_be_later(leaf: Any, grad: Any) -> bool:
+def _can_defer(leaf: Any, grad: Any) -> bool:
     """Return whether ``grad`` may go in a bucket, to be added at the end of backward."""
     # Hooks, and sums over further axes, need the gradient boxed to the leaf's layout first.
     if leaf._backward_hooks or summed_axes(leaf._spec):
         return False
-    return scattering.may_be_later(leaf, grad)
+    return scattering.can_defer(leaf, grad)
 
 
-def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
+def _accumulate_partial(leaf: Any, held_grad: Any, grad: Tensor, spec: TensorSpec) -> None:
     """Add ``grad`` to ``leaf.grad`` without communication, so that ``.grad`` becomes P.
 
-    ``held`` is the present ``.grad`` or None, and ``spec`` the spec of ``grad``.
+    ``held_grad`` is the present ``.grad`` or None, and ``spec`` the spec of ``grad``.
     """
-    if held is None:
+    if held_grad is None:
         total = grad.detach().clone()
-    elif held._spec is spec:
-        total = scattering.added(plain(held), grad)
+    elif held_grad._spec is spec:
+        total = scattering.add_gradients(plain(held_grad), grad)
     else:
-        total = scattering.added(run(plain(held).detach(), held._spec, spec), grad)
-    if held is None or not scattering.is_dense(held, total):
+        total = scattering.add_gradients(
+            run(plain(held_grad).detach(), held_grad._spec, spec), grad
+        )
+    if held_grad is None or not scattering.is_dense(held_grad, total):
         set_raw_grad(leaf, attach(total, spec))
         watch_leaf(leaf)
-    elif held._spec is not spec:  # keep the object, since the program may refer to it
-        lay_anew(held, total, spec)
+    elif held_grad._spec is not spec:  # keep the object, since the program may refer to it
+        replace_shard(held_grad, total, spec)
         watch_leaf(leaf)
     # Torch does not see this addition, so it does not call these hooks.
     for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
         hook(leaf)
 
 
-def _clear(leaf: Any, held: Any) -> None:
-    """Set ``leaf.grad``, the tensor ``held``, to zeros in the layout that it has after backward.
+def _zero_gradient(leaf: Any, held_grad: Any) -> None:
+    """Set ``held_grad``, which is ``leaf.grad``, to zeros in the layout that it has after backward.
 
     The object stays the same. Its former value has been added to a gradient that is still to be
     summed over ranks, and will come back with that.
     """
-    settled = settled_spec(leaf).with_dtype(held.dtype)
-    at = my_coordinate(settled.placement)
-    if at is None or not scattering.is_dense(held):
+    settled = settled_spec(leaf).with_dtype(held_grad.dtype)
+    coordinate = my_coordinate(settled.placement)
+    if coordinate is None or not scattering.is_dense(held_grad):
         set_raw_grad(leaf, None)
     else:
         with HookOff():
-            zeros = plain(held).new_zeros(settled.local_shape(at))
-        lay_anew(held, zeros, settled)
+            zeros = plain(held_grad).new_zeros(settled.local_shape(coordinate))
+        replace_shard(held_grad, zeros, settled)
     watch_leaf(leaf)

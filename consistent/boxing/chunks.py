@@ -38,29 +38,31 @@ class Chunk:
 
 # Handing over a chunk and splitting one call into two smaller ones costs about as much time as one
 # more communication (docs/benchmarks.md), so sending a chunk must take several times as long.
-_WORTH = 4
+_STARTS_PER_CHUNK = 4
 
 
-def worth(src: TensorSpec, dst: TensorSpec, most: int, start_bytes: int) -> int:
-    """Return into how many chunks, at most ``most``, a boxing should be cut; 1 means not at all.
+def affordable_chunks(src: TensorSpec, dst: TensorSpec, max_chunks: int, start_bytes: int) -> int:
+    """Return into how many chunks (at most ``max_chunks``) a boxing should be cut; 1 is uncut.
 
     Each chunk costs about as much as starting one more communication, so a chunk must have at least
-    ``_WORTH * start_bytes`` bytes.
+    ``_STARTS_PER_CHUNK * start_bytes`` bytes.
 
     Args:
         src: spec before the boxing.
         dst: spec after it.
-        most: largest number of chunks allowed.
+        max_chunks: largest number of chunks allowed.
         start_bytes: bytes that a rank could send in the time that it takes to start a
             communication.
     """
     nbytes = max(src.largest_nbytes, dst.largest_nbytes)
-    return max(1, min(most, nbytes // (_WORTH * start_bytes)))
+    return max(1, min(max_chunks, nbytes // (_STARTS_PER_CHUNK * start_bytes)))
 
 
 @lru_cache(maxsize=1 << 12)
-def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[Chunk, ...]:
-    """Cut a boxing into at most ``count`` chunks along dim 0, as seen by the rank at ``at``.
+def cut_into_chunks(
+    src: TensorSpec, dst: TensorSpec, count: int, coordinate: Coordinate
+) -> tuple[Chunk, ...]:
+    """Cut a boxing into at most ``count`` chunks along dim 0, as seen by one rank.
 
     No chunk is empty, except that an empty tensor gives one empty chunk. The boxing stays one chunk
     if the sides do not divide the rows alike: each rank of the side with fewer axes that split dim
@@ -71,21 +73,24 @@ def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[C
         src: spec before the boxing.
         dst: spec after it, on the same placement.
         count: number of chunks wanted.
-        at: coordinate of the rank in the placement.
+        coordinate: coordinate of the rank in the placement.
     """
     fine, coarse = (src, dst) if len(_row_axes(src)) > len(_row_axes(dst)) else (dst, src)
-    if count < 2 or not _side_by_side(fine, coarse):
-        every = (slice(0, src.local_shape(at)[0]),), (slice(0, dst.local_shape(at)[0]),)
-        return (Chunk(src, dst, *every),)
+    if count < 2 or not _can_share_chunks(fine, coarse):
+        all_rows = (
+            (slice(0, src.local_shape(coordinate)[0]),),
+            (slice(0, dst.local_shape(coordinate)[0]),),
+        )
+        return (Chunk(src, dst, *all_rows),)
     grid = [fine.placement.shape[axis] for axis in _row_axes(fine)]
     chunks = []
     for k in range(count):
-        rows = _rows(fine.shape[0], grid, count, k)
+        rows = _chunk_row_count(fine.shape[0], grid, count, k)
         if rows or k == 0:  # an empty tensor still needs one chunk
             specs = [TensorSpec.of(s.placement, s.sbp, (rows, *s.shape[1:]), s.dtype)
                      for s in (src, dst)]  # fmt: skip
-            places = [_places(fine, side, count, k, at) for side in (src, dst)]
-            chunks.append(Chunk(specs[0], specs[1], places[0], places[1]))
+            slices = [_chunk_slices(fine, side, count, k, coordinate) for side in (src, dst)]
+            chunks.append(Chunk(specs[0], specs[1], slices[0], slices[1]))
     return tuple(chunks)
 
 
@@ -94,7 +99,7 @@ def _row_axes(spec: TensorSpec) -> list[int]:
     return [a for a, e in enumerate(spec.sbp) if isinstance(e, Split) and e.dim == 0]
 
 
-def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
+def _can_share_chunks(fine: TensorSpec, coarse: TensorSpec) -> bool:
     """Return whether each rank of ``coarse`` holds exactly the rows of some ranks of ``fine``.
 
     Only then are the rows of a chunk of ``fine`` also a chunk of ``coarse``. False for layouts with
@@ -106,20 +111,20 @@ def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
     return _row_axes(coarse) == axes[: len(_row_axes(coarse))]
 
 
-def _rows(n: int, grid: list[int], count: int, k: int) -> int:
+def _chunk_row_count(n: int, grid: list[int], count: int, k: int) -> int:
     """Return the number of rows that chunk ``k`` of ``count`` has on all ranks together.
 
     The ``n`` rows are first split over the ranks, axis by axis as ``grid`` says, and then each rank
-    cuts its own rows into ``count`` chunks: ``_rows(9, [2], 2, 0)`` is 3 + 2.
+    cuts its own rows into ``count`` chunks: ``_chunk_row_count(9, [2], 2, 0)`` is 3 + 2.
     """
     if not grid:
         return piece(n, count, k)[1]
     parts = grid[0]
-    return sum(_rows(piece(n, parts, i)[1], grid[1:], count, k) for i in range(parts))
+    return sum(_chunk_row_count(piece(n, parts, i)[1], grid[1:], count, k) for i in range(parts))
 
 
-def _places(
-    fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
+def _chunk_slices(
+    fine: TensorSpec, side: TensorSpec, count: int, k: int, own_coordinate: Coordinate
 ) -> tuple[slice, ...]:
     """Return the slices of dim 0 at which a shard of ``side`` has the rows of chunk ``k``.
 
@@ -131,14 +136,17 @@ def _places(
         side: the spec of the shard, either of the two.
         count: number of chunks.
         k: index of the chunk.
-        at: coordinate of the rank.
+        own_coordinate: coordinate of the rank.
     """
-    ends = set(_row_axes(fine)) - set(_row_axes(side))
-    choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
-    begin, found = side.region(at)[0][0], []
+    free_axes = set(_row_axes(fine)) - set(_row_axes(side))
+    choices = [
+        range(n) if a in free_axes else (own_coordinate[a],)
+        for a, n in enumerate(fine.placement.shape)
+    ]
+    begin, slices = side.region(own_coordinate)[0][0], []
     for coordinate in itertools.product(*choices):
         starts, sizes = fine.region(coordinate)
         start, size = piece(sizes[0], count, k)
         start += starts[0] - begin
-        found.append(slice(start, start + size))
-    return tuple(found)
+        slices.append(slice(start, start + size))
+    return tuple(slices)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..spec import NdSbp, Sbp, Split, items_in, overlapping, piece
+from ..spec import NdSbp, Sbp, Split, intersect_runs, item_count, piece
 
 LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
@@ -46,11 +46,11 @@ def whole_sizes(
     sizes = list(shape)
     for a, entry in enumerate(sbp):
         if a != axis and isinstance(entry, Split):
-            sizes[entry.dim] = largest(entry, sizes[entry.dim], grid[a])
+            sizes[entry.dim] = largest_piece(entry, sizes[entry.dim], grid[a])
     return tuple(sizes)
 
 
-def largest(entry: Split, n: int, parts: int) -> int:
+def largest_piece(entry: Split, n: int, parts: int) -> int:
     """Return how many of ``n`` items the rank with the most items holds, of ``parts`` ranks."""
     if entry.cut is None:
         return piece(n, parts, 0)[1]
@@ -72,15 +72,15 @@ def move_bytes(
     total = math.prod(whole) * itemsize
     if any(isinstance(entry, Split) and entry.cut is not None for entry in (src, dst)):
         return _cut_bytes(src, dst, whole, parts, total)
-    result = _part(total, whole, dst.dim, parts, 0) if isinstance(dst, Split) else total
+    result = _piece_bytes(total, whole, dst.dim, parts, 0) if isinstance(dst, Split) else total
     if src.is_broadcast or (src.is_split and dst.is_partial):
         return 0, result
     if isinstance(src, Split):
         if isinstance(dst, Split):
             return _all_to_all_bytes(total, whole, (src.dim, dst.dim), parts), result
-        return (parts - 1) * _part(total, whole, src.dim, parts, 0), result
+        return (parts - 1) * _piece_bytes(total, whole, src.dim, parts, 0), result
     if isinstance(dst, Split):
-        return total - _part(total, whole, dst.dim, parts, parts - 1), result
+        return total - _piece_bytes(total, whole, dst.dim, parts, parts - 1), result
     # P -> B is an all-reduce: a ring sends 2 * (parts - 1) / parts of the data. Rounded up.
     return -(-2 * (parts - 1) * total // parts), result
 
@@ -95,30 +95,34 @@ def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int)
         return 0, 0
     if isinstance(src, Split) and isinstance(dst, Split):
         n, m = whole[src.dim], whole[dst.dim]
-        result = total // m * largest(dst, m, parts)
+        result = total // m * largest_piece(dst, m, parts)
         if src.dim == dst.dim:
-            lacks = (src.size(n, parts, k) - _kept(src, dst, n, parts, k) for k in range(parts))
-            return total // n * max(lacks), result
-        sends = (src.size(n, parts, k) * (m - dst.size(m, parts, k)) for k in range(parts))
-        return total // (n * m) * max(sends), result
+            missing = (
+                src.size(n, parts, k) - _kept_count(src, dst, n, parts, k) for k in range(parts)
+            )
+            return total // n * max(missing), result
+        sent_items = (src.size(n, parts, k) * (m - dst.size(m, parts, k)) for k in range(parts))
+        return total // (n * m) * max(sent_items), result
     if isinstance(src, Split):
-        sent = (parts - 1) * (total // whole[src.dim]) * largest(src, whole[src.dim], parts)
-        return (sent if dst.is_broadcast else 0), total
+        sent_bytes = (
+            (parts - 1) * (total // whole[src.dim]) * largest_piece(src, whole[src.dim], parts)
+        )
+        return (sent_bytes if dst.is_broadcast else 0), total
     assert isinstance(dst, Split)
     n = whole[dst.dim]
-    held = [total // n * dst.size(n, parts, k) for k in range(parts)]
-    return (0 if src.is_broadcast else total - min(held)), max(held)
+    shard_bytes = [total // n * dst.size(n, parts, k) for k in range(parts)]
+    return (0 if src.is_broadcast else total - min(shard_bytes)), max(shard_bytes)
 
 
-def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
+def _kept_count(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
     """Return how many items rank ``k`` holds both before and after the move, and so need not send.
 
     ``src`` and ``dst`` are two ways to split the same dim of ``n`` items over ``parts`` ranks.
     """
-    return items_in(overlapping(src.runs(n, parts, k), dst.runs(n, parts, k)))
+    return item_count(intersect_runs(src.runs(n, parts, k), dst.runs(n, parts, k)))
 
 
-def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
+def _piece_bytes(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
     """Return how many of ``total`` bytes are in one piece of a tensor of sizes ``whole``.
 
     It is piece ``index`` of dim ``dim``, split into ``parts`` balanced pieces.

@@ -52,8 +52,8 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
         received[t.target] += t.sent_bytes(src.dtype.itemsize)
     busiest = max([*sent.values(), *received.values()], default=0)
     largest = dst.largest_nbytes
-    most = max(sent.values(), default=0)
-    return Exchange(src, dst, transfers, most, sum(sent.values()), busiest, largest)
+    most_sent = max(sent.values(), default=0)
+    return Exchange(src, dst, transfers, most_sent, sum(sent.values()), busiest, largest)
 
 
 def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
@@ -62,23 +62,34 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
     The order is the same on all ranks, because a sender packs, and a receiver unpacks, parts in it.
     """
     boxes = _holders(src)
-    ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
+    routings = {
+        box: _choose_routing(box_holders, box, dst, k)
+        for k, (box, box_holders) in enumerate(boxes.items())
+    }
     load: Counter[int] = Counter()
     # Wanted region -> [(box, part of the region in that box)], shared by ranks that want the same.
-    found: dict[Region, list[tuple[Region, Region]]] = {}
-    for to in _grid(dst.placement):
-        target, wanted, slot = dst.placement.rank_at(to), dst.region(to), _partial_index(dst, to)
-        if wanted not in found and wanted in boxes and all(wanted[1]):
-            found[wanted] = [(wanted, wanted)]  # boxes do not overlap each other
-        if wanted not in found:
-            parts = ((box, overlap(box, wanted)) for box in boxes)
-            found[wanted] = [(box, part) for box, part in parts if part is not None]
-        for box, part in found[wanted]:
-            held, way = boxes[box], ways[box]
-            addends = [held[k] for k in range(len(held)) if way.slots[k] == slot]
+    parts_of_region: dict[Region, list[tuple[Region, Region]]] = {}
+    for coordinate in _coordinates(dst.placement):
+        target, region, slot = (
+            dst.placement.rank_at(coordinate),
+            dst.region(coordinate),
+            _partial_index(dst, coordinate),
+        )
+        if region not in parts_of_region and region in boxes and all(region[1]):
+            parts_of_region[region] = [(region, region)]  # boxes do not overlap each other
+        if region not in parts_of_region:
+            parts = ((box, overlap(box, region)) for box in boxes)
+            parts_of_region[region] = [(box, part) for box, part in parts if part is not None]
+        for box, part in parts_of_region[region]:
+            box_holders, routing = boxes[box], routings[box]
+            addends = [box_holders[k] for k in range(len(box_holders)) if routing.slots[k] == slot]
             if not addends:  # the addends of this box go to other places; zeros here
                 continue
-            replica = _nearest(addends, target, load) if way.replica is None else way.replica
+            replica = (
+                _cheapest_replica(addends, target, load)
+                if routing.replica is None
+                else routing.replica
+            )
             for addend, holders in enumerate(addends):
                 if holders[replica] != target:
                     load[holders[replica]] += math.prod(part[1])
@@ -92,15 +103,17 @@ def _holders(src: TensorSpec) -> dict[Region, Holders]:
     Ranks along S axes hold different boxes. Of one box, ranks along P axes hold different addends,
     and ranks along B axes hold replicas of the same addend.
     """
-    found: dict[Region, Holders] = {}
-    for at in _grid(src.placement):
-        held = found.setdefault(src.region(at), [[] for _ in range(_partial_count(src))])
-        held[_partial_index(src, at)].append(src.placement.rank_at(at))
+    holders: dict[Region, Holders] = {}
+    for coordinate in _coordinates(src.placement):
+        box_holders = holders.setdefault(
+            src.region(coordinate), [[] for _ in range(_partial_count(src))]
+        )
+        box_holders[_partial_index(src, coordinate)].append(src.placement.rank_at(coordinate))
     # Sorted: the order of boxes is the order of messages.
-    return dict(sorted(found.items()))
+    return dict(sorted(holders.items()))
 
 
-class _Way(NamedTuple):
+class _Routing(NamedTuple):
     """To which positions along the target's P axes the addends of one box go, and who sends them.
 
     The tensor is the sum over these positions, so each addend must go to exactly one of them.
@@ -110,43 +123,50 @@ class _Way(NamedTuple):
     replica: int | None  # which replica sends; None where every target may choose
 
 
-def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
+def _choose_routing(
+    box_holders: Holders, box: Region, dst: TensorSpec, first_slot: int
+) -> _Routing:
     """Choose to which positions along the target's P axes the addends of ``box`` go.
 
     An addend that a rank of the target holds already stays at that rank's position, so that it need
-    not be sent. The others are dealt out in turn, to positions ``turn``, ``turn + 1``, ..., modulo
-    their number.
+    not be sent. The others are dealt out in turn, to ``first_slot``, ``first_slot + 1``, ...,
+    modulo their number.
 
     Args:
-        held: ranks that hold the box, as in ``_holders``.
+        box_holders: ranks that hold the box, as in ``_holders``.
         box: (starts, sizes) of the box.
         dst: spec of the target; if it is not P, all addends go to its only position.
-        turn: position at which dealing starts, different for each box to spread the work.
+        first_slot: position at which dealing starts, different for each box to spread the work.
     """
     count = _partial_count(dst)
     if count == 1:
-        return _Way((0,) * len(held), None)
-    replicas = range(len(held[0]))
-    kept = [[_kept(holders[k], box, dst) for holders in held] for k in replicas]
-    best = max(replicas, key=lambda k: sum(size for _, size in kept[k]))
+        return _Routing((0,) * len(box_holders), None)
+    replicas = range(len(box_holders[0]))
+    kept_parts = [[_kept_part(holders[k], box, dst) for holders in box_holders] for k in replicas]
+    best_replica = max(replicas, key=lambda k: sum(size for _, size in kept_parts[k]))
     slots = (
-        slot if size else (turn + addend) % count for addend, (slot, size) in enumerate(kept[best])
+        slot if size else (first_slot + addend) % count
+        for addend, (slot, size) in enumerate(kept_parts[best_replica])
     )
-    return _Way(tuple(slots), None if len(held) == 1 else best)
+    return _Routing(tuple(slots), None if len(box_holders) == 1 else best_replica)
 
 
-def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
+def _kept_part(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
     """Return (position of ``rank`` along the P axes of ``dst``, elements of ``box`` that it keeps).
 
     It keeps what is both in ``box``, which it holds already, and in its own shard of ``dst``. (0,
     0) if there is nothing.
     """
-    to = dst.placement.coordinate_of(rank)
-    part = None if to is None else overlap(box, dst.region(to))
-    return (0, 0) if to is None or part is None else (_partial_index(dst, to), math.prod(part[1]))
+    coordinate = dst.placement.coordinate_of(rank)
+    part = None if coordinate is None else overlap(box, dst.region(coordinate))
+    return (
+        (0, 0)
+        if coordinate is None or part is None
+        else (_partial_index(dst, coordinate), math.prod(part[1]))
+    )
 
 
-def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
+def _cheapest_replica(addends: Holders, target: int, load: Counter[int]) -> int:
     """Return the index of the replica that sends ``target`` the addends in the fewest messages.
 
     A rank that is itself the target sends no message. Among equals it is the replica whose ranks
@@ -178,13 +198,13 @@ def overlap(a: Region, b: Region) -> Region | None:
     return tuple(starts), tuple(sizes)
 
 
-def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
-    """Return which addend of a P tensor the rank at ``at`` holds: its position along the P axes.
+def _partial_index(spec: TensorSpec, coordinate: Coordinate) -> int:
+    """Return which addend of a P tensor the rank at ``coordinate`` holds: its place on the P axes.
 
     With several P axes the position counts in row-major order; without any it is 0.
     """
     index = 0
-    for c, n, entry in zip(at, spec.placement.shape, spec.sbp):
+    for c, n, entry in zip(coordinate, spec.placement.shape, spec.sbp):
         if entry.is_partial:
             index = index * n + c
     return index
@@ -195,5 +215,5 @@ def _partial_count(spec: TensorSpec) -> int:
     return math.prod(n for n, entry in zip(spec.placement.shape, spec.sbp) if entry.is_partial)
 
 
-def _grid(placement: Placement) -> Iterator[Coordinate]:
+def _coordinates(placement: Placement) -> Iterator[Coordinate]:
     return itertools.product(*map(range, placement.shape))

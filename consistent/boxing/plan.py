@@ -26,18 +26,29 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ..spec import B, NdSbp, Sbp, Split, TensorSpec, cuts_last, is_cut, misfit, partial_of
+from ..spec import (
+    B,
+    NdSbp,
+    Sbp,
+    Split,
+    TensorSpec,
+    cuts_are_innermost,
+    invalid_dtype_reason,
+    is_cut,
+    partial_of,
+)
 from .cost import move_bytes, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
 
-_KEPT = 1 << 11  # cached plans; bounded, because a program with changing sizes keeps adding plans
+# Cached plans; bounded, because a program with changing sizes keeps adding plans.
+_CACHE_SIZE = 1 << 11
 # No exchange is considered among more ranks than this: the time to list all transfers grows with
 # the square of the number of ranks, and each rank would send to very many others.
-_EXCHANGING = 256
+_MAX_EXCHANGE_RANKS = 256
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """Return the steps that take a tensor from ``src`` to ``dst``, in the order in which they run.
 
@@ -49,39 +60,41 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """
     if src is dst:
         return ()
-    _check(src, dst)
+    _check_specs(src, dst)
     if src.placement != dst.placement:
-        return _between(src, dst)
+        return _plan_between_placements(src, dst)
     path = _path(src, dst)
-    return _exchanged(src, dst, path) or path
+    return _cheaper_exchange(src, dst, path) or path
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
     """Return the moves between two specs on one placement, each of which changes one axis."""
-    differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
-    if len(differing) == 1:
-        (axis,) = differing
+    changed_axes = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
+    if len(changed_axes) == 1:
+        (axis,) = changed_axes
         if _may_become(src.sbp, axis, dst.sbp[axis]):
             return (_move(src, src.sbp, axis, dst.sbp[axis]),)
-    return _cheapest_path(src, dst) if differing else ()
+    return _cheapest_path(src, dst) if changed_axes else ()
 
 
-def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
+def _cheaper_exchange(
+    src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]
+) -> tuple[Exchange] | None:
     """Return one exchange to take in place of the moves ``path``, or None if ``path`` is better.
 
     The exchange must send fewer bytes and be faster. Specs with P entries keep ``path``, because
     collectives reduce the addends while sending them.
     """
-    if len(path) < 2 or src.placement.size > _EXCHANGING:
+    if len(path) < 2 or src.placement.size > _MAX_EXCHANGE_RANKS:
         return None
     if any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
         return None
     if src.layout.is_cut or dst.layout.is_cut:  # a rank's shard is several boxes
         return None
-    made = exchange(src, dst)
-    better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)
-    return (made,) if better else None
+    candidate = exchange(src, dst)
+    is_better = candidate.nbytes < plan_bytes(path) and candidate.seconds < plan_seconds(path)
+    return (candidate,) if is_better else None
 
 
 def plan_bytes(moves: Sequence[Step]) -> int:
@@ -89,14 +102,14 @@ def plan_bytes(moves: Sequence[Step]) -> int:
     return sum(move.nbytes for move in moves)
 
 
-def plan_cost(moves: Sequence[Step]) -> float:
+def plan_seconds(moves: Sequence[Step]) -> float:
     """Return the estimated seconds of a plan: the sum over its steps."""
     return sum(move.seconds for move in moves)
 
 
 def boxing_seconds(src: TensorSpec, dst: TensorSpec) -> float:
     """Return the estimated seconds of boxing from ``src`` to ``dst``."""
-    return plan_cost(plan(src, dst))
+    return plan_seconds(plan(src, dst))
 
 
 def boxing_bytes(src: TensorSpec, dst: TensorSpec) -> int:
@@ -109,36 +122,36 @@ def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 
     A node of the graph is a tuple of SBPs, one for each axis, and an edge is a move of one axis.
     """
-    entries = _entries(src, dst)
+    entries = _candidate_entries(src, dst)
     reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
     serial = 0  # breaks ties in favour of the earlier path, so that heapq never compares states
     heap: list[tuple[int, int, int, NdSbp, tuple[NdSbp, Move] | None]] = [(0, 0, 0, src.sbp, None)]
     while True:
-        cost, length, _, state, came = heapq.heappop(heap)
+        cost, length, _, state, predecessor = heapq.heappop(heap)
         if state in reached:
             continue
-        reached[state] = came
+        reached[state] = predecessor
         if state == dst.sbp:
-            return _trace(reached, state)
+            return _backtrack(reached, state)
         for axis, entry in _neighbours(state, entries):
-            after = (*state[:axis], entry, *state[axis + 1 :])
-            if after not in reached:
+            next_state = (*state[:axis], entry, *state[axis + 1 :])
+            if next_state not in reached:
                 move, serial = _move(src, state, axis, entry), serial + 1
                 # Integers, so that paths of equal cost tie exactly; float sums would not.
                 picoseconds = cost + round(move.seconds * 1e12)
-                heapq.heappush(heap, (picoseconds, length + 1, serial, after, (state, move)))
+                heapq.heappush(heap, (picoseconds, length + 1, serial, next_state, (state, move)))
 
 
-def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tuple[Move, ...]:
+def _backtrack(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tuple[Move, ...]:
     """Return the moves that led to ``state``; ``reached`` maps a state to (state before, move)."""
     moves = []
-    while (came := reached[state]) is not None:
-        state, move = came
+    while (predecessor := reached[state]) is not None:
+        state, move = predecessor
         moves.append(move)
     return tuple(reversed(moves))
 
 
-def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
+def _candidate_entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
     """Return for each axis the SBPs that ``_cheapest_path`` may give it between source and target.
 
     They are B, the splits of source and target without their cuts, and the split of the largest dim
@@ -146,9 +159,9 @@ def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
     a cut may be made for that axis's number of ranks.
     """
     dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
-    spare = [dim for dim in range(src.ndim) if dim not in dims]
-    if spare:
-        dims.add(max(spare, key=lambda dim: (src.shape[dim], -dim)))
+    unsplit_dims = [dim for dim in range(src.ndim) if dim not in dims]
+    if unsplit_dims:
+        dims.add(max(unsplit_dims, key=lambda dim: (src.shape[dim], -dim)))
     common: list[Sbp] = [*map(Split, sorted(dims)), B]
     return [
         [*common, entry] if entry.is_partial or is_cut((entry,)) else common for entry in dst.sbp
@@ -160,9 +173,9 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
     ``entries`` are the SBPs that each axis may get.
     """
-    for axis, now in enumerate(state):
+    for axis, current in enumerate(state):
         for entry in entries[axis]:
-            if entry is not now and _may_become(state, axis, entry):
+            if entry is not current and _may_become(state, axis, entry):
                 yield axis, entry
 
 
@@ -173,10 +186,10 @@ def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
     * No earlier axis may have a cut, such as zigzag, of the dim that ``axis`` starts to split.
     * All partial axes must be of one kind: P, P(max) or P(min).
     """
-    now, later = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
-    if any(isinstance(e, Split) and e.dim in later for e in (now, entry)):
+    current, later_dims = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
+    if any(isinstance(e, Split) and e.dim in later_dims for e in (current, entry)):
         return False
-    if entry.is_split and not cuts_last((*state[:axis], entry)):
+    if entry.is_split and not cuts_are_innermost((*state[:axis], entry)):
         return False
     return not entry.is_partial or partial_of(state) in (None, entry)
 
@@ -185,43 +198,49 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
     """Return the move of ``axis`` from its SBP in ``state`` to ``entry``, with its bytes."""
     grid, names = spec.placement.shape, spec.placement.axes
     whole = whole_sizes(spec.shape, grid, state, axis)
-    now = state[axis]
-    sent, result = move_bytes(now, entry, whole, grid[axis], spec.dtype.itemsize)
+    current = state[axis]
+    sent_bytes, result_bytes = move_bytes(current, entry, whole, grid[axis], spec.dtype.itemsize)
     label = names[axis] if names else ""
-    kind = kind_of(now, entry)
-    return Move(axis, now, entry, kind, sent, label, result, spec.placement.type)
+    kind = kind_of(current, entry)
+    return Move(axis, current, entry, kind, sent_bytes, label, result_bytes, spec.placement.type)
 
 
 # -- between placements ----------------------------------------------------------------------------
 
 
-def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
+def _plan_between_placements(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """Plan a change of placement: moves on the source, an exchange, then moves on the target.
 
-    All combinations of specs right before the exchange (``_nearer``) and right after it
-    (``_farther``) are compared. The one in which all ranks together send the fewest bytes is taken.
-    An exchange moves boxes, so a cut such as zigzag becomes a plain split before it, or is made of
-    one after it.
+    All combinations of specs right before the exchange (``_departure_specs``) and right after it
+    (``_arrival_specs``) are compared. The one in which all ranks together send the fewest bytes is
+    taken. An exchange moves boxes, so a cut such as zigzag becomes a plain split before it, or is
+    made of one after it.
     """
-    sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
-    targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
-    ways = [
-        (a + b, near, far)
-        for (a, near), (b, far) in itertools.product(sources, targets)
-        if partial_of(near.sbp) is None or partial_of(far.sbp) in (None, partial_of(near.sbp))
+    sources = [
+        (total_sent(src, _path(src, departure)), departure)
+        for departure in _departure_specs(src, dst)
     ]
-    best: tuple[tuple[int, int, int], tuple[Step, ...]] | None = None
-    for least, near, far in sorted(ways, key=lambda way: way[0]):
-        # ``ways`` is sorted by the bytes outside the exchange, a lower bound on the total.
-        if best is not None and least > best[0][0]:
+    targets = [
+        (total_sent(arrival, _path(arrival, dst)), arrival) for arrival in _arrival_specs(src, dst)
+    ]
+    candidates = [
+        (a + b, departure, arrival)
+        for (a, departure), (b, arrival) in itertools.product(sources, targets)
+        if partial_of(departure.sbp) is None
+        or partial_of(arrival.sbp) in (None, partial_of(departure.sbp))
+    ]
+    cheapest: tuple[tuple[int, int, int], tuple[Step, ...]] | None = None
+    for outer_bytes, departure, arrival in sorted(candidates, key=lambda candidate: candidate[0]):
+        # They are sorted by the bytes outside the exchange, a lower bound on the total.
+        if cheapest is not None and outer_bytes > cheapest[0][0]:
             break
-        middle = exchange(near, far)
-        moves = (*_path(src, near), middle, *_path(far, dst))
-        cost = least + middle.total, round(plan_cost(moves) * 1e12), len(moves)
-        if best is None or cost < best[0]:
-            best = cost, moves
-    assert best is not None
-    return best[1]
+        exchange_step = exchange(departure, arrival)
+        moves = (*_path(src, departure), exchange_step, *_path(arrival, dst))
+        cost = outer_bytes + exchange_step.total, round(plan_seconds(moves) * 1e12), len(moves)
+        if cheapest is None or cost < cheapest[0]:
+            cheapest = cost, moves
+    assert cheapest is not None
+    return cheapest[1]
 
 
 def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
@@ -244,58 +263,58 @@ def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
     return total
 
 
-def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
+def _departure_specs(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
     """Yield the specs in which a tensor may leave the source placement.
 
     They are ``src`` itself, and specs that moves on the source reach: P may be reduced (to S or B),
     and B may be sliced first where that makes the reduction smaller.
     """
     if src.layout.is_cut:
-        yield from _plainly(src, _nearer(src.plain, dst))
+        yield from _filter_for_cuts(src, _departure_specs(src.plain, dst))
         return
-    splits = _cuts(src, dst)
-    reduces = any(entry.is_partial for entry in src.sbp)
+    splits = _candidate_splits(src, dst)
+    has_partial = any(entry.is_partial for entry in src.sbp)
     entries = [
-        [e, *splits, B] if e.is_partial else [e, *splits] if reduces and e.is_broadcast else [e]
+        [e, *splits, B] if e.is_partial else [e, *splits] if has_partial and e.is_broadcast else [e]
         for e in src.sbp
     ]
     for sbp in itertools.product(*entries):
-        near = src.with_sbp(sbp)
-        if _is_direct(src, near):
-            yield near
+        departure = src.with_sbp(sbp)
+        if _is_direct(src, departure):
+            yield departure
 
 
-def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
+def _arrival_specs(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
     """Yield the specs in which a tensor may arrive on the target placement.
 
     They are ``dst`` itself, and specs with splits in place of B or P: the target then gathers the
     pieces to B or pads them to P, so that fewer bytes are sent between the placements.
     """
     if dst.layout.is_cut:
-        yield from _plainly(dst, _farther(src, dst.plain))
+        yield from _filter_for_cuts(dst, _arrival_specs(src, dst.plain))
         return
-    splits = _cuts(dst, src)
+    splits = _candidate_splits(dst, src)
     for sbp in itertools.product(*([e] if e.is_split else [e, *splits] for e in dst.sbp)):
-        far = dst.with_sbp(sbp)
-        if _is_direct(far, dst):
-            yield far
+        arrival = dst.with_sbp(sbp)
+        if _is_direct(arrival, dst):
+            yield arrival
 
 
-def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Filter ``found``, the candidates of ``_nearer`` or ``_farther`` for a spec that has cuts.
+def _filter_for_cuts(spec: TensorSpec, candidates: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
+    """Filter the ``candidates`` of ``_departure_specs`` or ``_arrival_specs`` for a spec with cuts.
 
     A candidate stays if it equals ``spec`` with balanced splits in place of the cuts, or if one
     move for each axis that differs leads from ``spec`` to it.
     """
-    return (each for each in found if each is spec.plain or _is_direct(spec, each))
+    return (each for each in candidates if each is spec.plain or _is_direct(spec, each))
 
 
-def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
+def _candidate_splits(spec: TensorSpec, other_spec: TensorSpec) -> list[Sbp]:
     """Return the splits that may replace a P or B of ``spec`` around an exchange, to send less.
 
     They split the largest dim, or a dim that the spec on the other placement splits.
     """
-    dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
+    dims = {entry.dim for entry in other_spec.sbp if isinstance(entry, Split)}
     dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
     return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
 
@@ -306,21 +325,21 @@ def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
     Then no detour, such as a gather to B on the way from S to S, makes a rank hold something
     larger.
     """
-    differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
-    return len(_path(src, dst)) == differing
+    changed_count = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
+    return len(_path(src, dst)) == changed_count
 
 
-def _check(src: TensorSpec, dst: TensorSpec) -> None:
+def _check_specs(src: TensorSpec, dst: TensorSpec) -> None:
     """Raise the ValueErrors of ``plan``."""
     if src.shape != dst.shape or src.dtype != dst.dtype:
-        what = "shape" if src.shape != dst.shape else "dtype"
+        attribute = "shape" if src.shape != dst.shape else "dtype"
         raise ValueError(
-            f"boxing: source and target differ in {what}, and boxing only moves data.\n"
+            f"boxing: source and target differ in {attribute}, and boxing only moves data.\n"
             f"  x is {src}, the target is {dst}.\n"
-            f"  {'Reshape' if what == 'shape' else 'Convert'} it first: "
-            f"x.{'view(...)' if what == 'shape' else 'to(dtype)'}."
+            f"  {'Reshape' if attribute == 'shape' else 'Convert'} it first: "
+            f"x.{'view(...)' if attribute == 'shape' else 'to(dtype)'}."
         )
-    if fault := misfit(src) or misfit(dst):
+    if fault := invalid_dtype_reason(src) or invalid_dtype_reason(dst):
         raise ValueError(
             f"boxing: {fault}.\n  x is {src}, the target is {dst}.\n"
             "  Use B or S, or convert it first: x.int(), torch.view_as_real(x)."

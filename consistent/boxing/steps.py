@@ -79,8 +79,8 @@ class Move:
 
         The number, or name, is that of the axis. A codec is added: ``-all_gather(0) by int8->``.
         """
-        by = self.codec and f" by {self.codec}"
-        return f"-{self.kind}({self.label or self.axis}){by}->"
+        codec_text = self.codec and f" by {self.codec}"
+        return f"-{self.kind}({self.label or self.axis}){codec_text}->"
 
     def __str__(self) -> str:
         return f"{self.src} {self.arrow} {self.dst}"
@@ -152,10 +152,10 @@ class Exchange:
     @property
     def arrow(self) -> str:
         """The exchange as text, for printed plans: ``-exchange(0, 1 to 2, 3)->`` with ranks."""
-        return f"-exchange({_ranks(self.src.placement)} to {_ranks(self.dst.placement)})->"
+        return f"-exchange({_rank_rows(self.src.placement)} to {_rank_rows(self.dst.placement)})->"
 
     def __str__(self) -> str:
-        return f"{_state(self.src.sbp)} {self.arrow} {_state(self.dst.sbp)}"
+        return f"{_sbps_text(self.src.sbp)} {self.arrow} {_sbps_text(self.dst.sbp)}"
 
 
 Step = Move | Exchange
@@ -170,26 +170,26 @@ def kind_of(src: Sbp, dst: Sbp) -> str:
     return "slice" if dst.is_split else "keep" if dst.is_extreme else "keep_first"
 
 
-def show(src: NdSbp, moves: Sequence[Step]) -> str:
+def plan_text(src: NdSbp, moves: Sequence[Step]) -> str:
     """Format a plan that begins at the SBPs ``src`` as one line.
 
     ``(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B, B)``
     """
     state = list(src)
-    text = _state(state)
+    text = _sbps_text(state)
     for move in moves:
         if isinstance(move, Exchange):
             state = list(move.dst.sbp)
         else:
             state[move.axis] = move.dst
-        text += f" {move.arrow} {_state(state)}"
+        text += f" {move.arrow} {_sbps_text(state)}"
     return text
 
 
-def _state(entries: Sequence[Sbp]) -> str:
+def _sbps_text(entries: Sequence[Sbp]) -> str:
     return str(entries[0]) if len(entries) == 1 else f"({', '.join(map(str, entries))})"
 
 
-def _ranks(placement: Placement) -> str:
+def _rank_rows(placement: Placement) -> str:
     # A grid prints as rows, as it does in the repr of its placement.
     return placement._ranks_text().removeprefix("[").removesuffix("]")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..spec.elsewhere import OF_PARTS, unknown
+from ..spec.elsewhere import PART_HINTS, module_getattr
 from .agreement import CheckpointError
 from .dtensor import from_dtensor, to_dtensor
 from .files.opened import opened
@@ -28,4 +28,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = unknown(__name__, OF_PARTS, __all__)
+    __getattr__ = module_getattr(__name__, PART_HINTS, __all__)

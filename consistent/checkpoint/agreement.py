@@ -15,4 +15,4 @@ class CheckpointError(RuntimeError):
 
 
 on_every_rank = partial(every_rank.on_every_rank, kind=CheckpointError)
-from_first = partial(every_rank.from_first, kind=CheckpointError)
+from_first = partial(every_rank.from_rank_0, kind=CheckpointError)

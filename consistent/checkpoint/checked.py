@@ -18,19 +18,19 @@ DTYPES: dict[str, torch.dtype] = {  # "float32" -> torch.float32; getattr(torch,
     for found in vars(torch).values()
     if isinstance(found, torch.dtype)
 }
-MOST_LEVELS = 300  # of nested lists and objects, so that recursive readers do not overflow
-_TOO_DEEP = f"it is nested deeper than {MOST_LEVELS} levels"
+MAX_LEVELS = 300  # of nested lists and objects, so that recursive readers do not overflow
+_TOO_DEEP = f"it is nested deeper than {MAX_LEVELS} levels"
 _MOST_DIMS = 64  # as in torch
-_MOST = 1 << 60  # elements of a tensor: no size computed from them overflows
+_MAX_ELEMENTS = 1 << 60  # elements of a tensor: no size computed from them overflows
 
 
-def opened(path: str) -> BinaryIO:
+def open_plain_file(path: str) -> BinaryIO:
     """Open a plain file for reading. Pipes and devices are refused: reading them may never end.
 
     Raises:
         ValueError: ``path`` is not a plain file.
     """
-    file = open(path, "rb", buffering=0, opener=_without_waiting)
+    file = open(path, "rb", buffering=0, opener=_open_nonblocking)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError(f"{path} is not a file, but a folder, a pipe or a device. Remove it.")
@@ -38,46 +38,46 @@ def opened(path: str) -> BinaryIO:
 
 
 # Without O_NONBLOCK, opening a pipe would block until another process opens it for writing.
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def whole(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
     """Return all bytes of the plain file ``path``."""
-    with opened(path) as file:
+    with open_plain_file(path) as file:
         return file.read()
 
 
-def number(given: Any, what: str) -> int:
-    """Return ``given`` if it is a valid number of bytes or items: an int from 0 to 2 ** 60.
+def check_number(value: Any, what: str) -> int:
+    """Return ``value`` if it is a valid number of bytes or items: an int from 0 to 2 ** 60.
 
     ``what`` names it in the error.
 
     Raises:
-        ValueError: ``given`` is not such a number.
+        ValueError: ``value`` is not such a number.
     """
     # The exact type, because a bool is an int as well.
-    if type(given) is not int or not 0 <= given <= _MOST:
+    if type(value) is not int or not 0 <= value <= _MAX_ELEMENTS:
         raise ValueError(f"{what} is not a number of 0 or more")
-    return given
+    return value
 
 
-def shape(given: Any, what: str) -> tuple[int, ...]:
-    """Return ``given``, a list or tuple of sizes, as a tuple; ``what`` names it in the error.
+def check_shape(value: Any, what: str) -> tuple[int, ...]:
+    """Return ``value``, a list or tuple of sizes, as a tuple; ``what`` names it in the error.
 
     Raises:
-        ValueError: ``given`` is not a valid shape.
+        ValueError: ``value`` is not a valid shape.
     """
-    if not isinstance(given, list | tuple) or len(given) > _MOST_DIMS:
+    if not isinstance(value, list | tuple) or len(value) > _MOST_DIMS:
         raise ValueError(f"{what} is not a list of at most {_MOST_DIMS} sizes")
-    sizes = tuple(number(n, f"a size of {what}") for n in given)
+    sizes = tuple(check_number(n, f"a size of {what}") for n in value)
     # A size of 0 must not hide an overflow by the others.
-    if math.prod(max(n, 1) for n in sizes) > _MOST:
+    if math.prod(max(n, 1) for n in sizes) > _MAX_ELEMENTS:
         raise ValueError(f"{what} is of more elements than a tensor can have")
     return sizes
 
 
-def dtype(name: Any) -> torch.dtype:
+def check_dtype(name: Any) -> torch.dtype:
     """Return the torch dtype called ``name``, such as ``"float32"``.
 
     Raises:
@@ -88,42 +88,42 @@ def dtype(name: Any) -> torch.dtype:
     return DTYPES[name]
 
 
-def of(kind: type, given: Any, what: str) -> Any:
-    """Return ``given`` if its type is exactly ``kind``; ``what`` names it in the error.
+def check_type(kind: type, value: Any, what: str) -> Any:
+    """Return ``value`` if its type is exactly ``kind``; ``what`` names it in the error.
 
     Raises:
-        ValueError: ``given`` has another type.
+        ValueError: ``value`` has another type.
     """
-    if type(given) is not kind:
-        raise ValueError(f"{what} is a {type(given).__name__}, and not a {kind.__name__}")
-    return given
+    if type(value) is not kind:
+        raise ValueError(f"{what} is a {type(value).__name__}, and not a {kind.__name__}")
+    return value
 
 
-def parsed(text: bytes | memoryview) -> Any:
+def parse_json(text: bytes | memoryview) -> Any:
     """Return the value of a JSON text.
 
     Raises:
         ValueError: the text is not JSON, repeats a key in an object, or is nested deeper than
-            ``MOST_LEVELS`` levels.
+            ``MAX_LEVELS`` levels.
     """
     try:
-        found = json.loads(bytes(text), object_pairs_hook=_once)
+        value = json.loads(bytes(text), object_pairs_hook=_dict_without_duplicates)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    level = [found] if isinstance(found, dict | list) else []
+    level = [value] if isinstance(value, dict | list) else []
     # Counted level by level, without recursion.
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_LEVELS):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [x for each in inside for x in each if isinstance(x, dict | list)]
         if not level:
-            return found
+            return value
     raise ValueError(_TOO_DEEP)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _dict_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"{twice[:80]!r} stands there twice")
-    return found
+        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"{duplicate[:80]!r} stands there twice")
+    return result

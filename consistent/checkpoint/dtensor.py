@@ -22,7 +22,7 @@ import torch
 from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global, plain
-from ..dispatch.running.moved_views import fresh
+from ..dispatch.running.moved_views import refresh
 from ..movement.world import device_of, my_coordinate
 from ..spec import B, Coordinate, P, Placement, S, Split, TensorSpec
 from ..spec.sbp import Sbp, partial_max, partial_min
@@ -61,14 +61,20 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
             "Give a mesh of the same grid, or move x: x.to_global(placement=...)."
         )
     _check_order("to_dtensor", spec.placement)
-    at = my_coordinate(spec.placement)
+    coordinate = my_coordinate(spec.placement)
     local = torch.empty(0, dtype=spec.dtype, device=device_of(spec.placement))
-    if at is not None:
-        local = _moved(plain(fresh(x)).detach(), spec, at, spec.region, lambda c: _chunk(spec, c))
+    if coordinate is not None:
+        local = _redivide(
+            plain(refresh(x)).detach(),
+            spec,
+            coordinate,
+            spec.region,
+            lambda c: _dtensor_box(spec, c),
+        )
     # DTensor keeps the stride of the logical tensor, here of a contiguous one.
     stride = torch.empty(spec.shape, device="meta").stride()
     return DTensor.from_local(
-        local, mesh, [_placement_of(e) for e in spec.sbp],
+        local, mesh, [_dtensor_placement(e) for e in spec.sbp],
         run_check=False, shape=spec.shape, stride=stride,
     )  # fmt: skip
 
@@ -95,17 +101,17 @@ def from_dtensor(x: Any) -> Any:
     mesh = x.device_mesh
     placement = Placement(mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names)
     _check_order("from_dtensor", placement)
-    x, later = _plainly_sharded(x.detach())
+    x, final_sbp = _with_convertible_placements(x.detach())
     spec = TensorSpec.of(placement, [_sbp_of(p) for p in x.placements], x.shape, x.dtype)
-    at = my_coordinate(placement)
+    coordinate = my_coordinate(placement)
     local = torch.empty(0, dtype=spec.dtype)
-    if at is not None:
+    if coordinate is not None:
         local = x.to_local()
         # An AsyncCollectiveTensor: the collective that makes it may still run.
         local = local.wait() if hasattr(local, "wait") else local
-        local = _moved(local, spec, at, lambda c: _chunk(spec, c), spec.region)
-    made = from_local(local, placement, spec.sbp, shape=spec.shape)
-    return made if later is None else made.to_global(sbp=later)
+        local = _redivide(local, spec, coordinate, lambda c: _dtensor_box(spec, c), spec.region)
+    result = from_local(local, placement, spec.sbp, shape=spec.shape)
+    return result if final_sbp is None else result.to_global(sbp=final_sbp)
 
 
 def _check_order(what: str, placement: Placement) -> None:
@@ -130,7 +136,7 @@ def _mesh_of(placement: Placement) -> Any:
     return DeviceMesh(placement.type, placement.ranks.tolist(), mesh_dim_names=placement.axes)
 
 
-def _placement_of(entry: Sbp) -> Any:
+def _dtensor_placement(entry: Sbp) -> Any:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if isinstance(entry, Split):
@@ -143,16 +149,16 @@ def _sbp_of(placement: Any) -> Sbp:
         return S(placement.dim)
     if placement.is_replicate():
         return B
-    found = {"sum": P, "max": partial_max, "min": partial_min}.get(placement.reduce_op)
-    if found is None:
+    sbp = {"sum": P, "max": partial_max, "min": partial_min}.get(placement.reduce_op)
+    if sbp is None:
         raise ValueError(
             f"from_dtensor: x is {placement}, and a global tensor is partial as a sum, max or min. "
             "Reduce it first: x.redistribute(placements=[Replicate()])."
         )
-    return found
+    return sbp
 
 
-def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
+def _with_convertible_placements(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
     """Prepare a DTensor for conversion, if some of its placements correspond to no SBP.
 
     Such placements appear where FSDP of a tensor-parallel module divides a dim in another order
@@ -168,72 +174,80 @@ def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
     if not any(odd):
         return x, None
     dims = {p.dim for o, p in zip(odd, x.placements, strict=True) if o}
-    cut = [o or getattr(p, "dim", None) in dims for o, p in zip(odd, x.placements, strict=True)]
-    wanted = tuple(S(p.dim) if c else _sbp_of(p) for c, p in zip(cut, x.placements, strict=True))
-    kept = [Replicate() if c else p for c, p in zip(cut, x.placements, strict=True)]
-    return x.redistribute(x.device_mesh, kept), wanted
+    to_replicate = [
+        o or getattr(p, "dim", None) in dims for o, p in zip(odd, x.placements, strict=True)
+    ]
+    final_sbp = tuple(
+        S(p.dim) if c else _sbp_of(p) for c, p in zip(to_replicate, x.placements, strict=True)
+    )
+    placements = [Replicate() if c else p for c, p in zip(to_replicate, x.placements, strict=True)]
+    return x.redistribute(x.device_mesh, placements), final_sbp
 
 
-def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
-    """Return the box (starts, sizes) of the rank at ``at`` in a DTensor of the layout ``spec``.
+def _dtensor_box(spec: TensorSpec, coordinate: Coordinate | None) -> Box:
+    """Return the box (starts, sizes) of the rank at ``coordinate`` in a DTensor of layout ``spec``.
 
     DTensor divides like ``torch.chunk``: 10 rows on 4 ranks in 3, 3, 3 and 1.
     """
-    assert at is not None
+    assert coordinate is not None
     starts, sizes = [0] * spec.ndim, list(spec.shape)
     for axis, entry in enumerate(spec.sbp):
         if isinstance(entry, Split):
             n, size = sizes[entry.dim], -(-sizes[entry.dim] // spec.placement.shape[axis])
-            start = min(at[axis] * size, n)
+            start = min(coordinate[axis] * size, n)
             starts[entry.dim] += start
             sizes[entry.dim] = min(size, n - start)
     return tuple(starts), tuple(sizes)
 
 
-def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, want: Any) -> Any:
+def _redivide(
+    local: torch.Tensor, spec: TensorSpec, coordinate: Coordinate, box_before: Any, box_after: Any
+) -> Any:
     """Convert a rank's part of a tensor from one division among ranks to another.
 
     Args:
         local: this rank's part in the present division.
         spec: the layout; both divisions divide the tensor among the ranks of its split axes.
-        at: this rank's coordinate in the placement.
-        have: maps a coordinate to the box that the rank has in the present division.
-        want: maps a coordinate to the box that it has in the new division.
+        coordinate: this rank's coordinate in the placement.
+        box_before: maps a coordinate to the box that the rank has in the present division.
+        box_after: maps a coordinate to the box that it has in the new division.
 
     Returns:
         This rank's part in the new division. It is ``local`` if the divisions are equal.
     """
-    group = _group(spec, at)
-    boxes = [(have(c), want(c)) for c in group]
+    group = _split_group(spec, coordinate)
+    boxes = [(box_before(c), box_after(c)) for c in group]
     # All ranks of the group compare the same boxes, so either all send or none.
     if all(a == b for a, b in boxes):
         return local
     ranks = tuple(spec.placement.rank_at(c) for c in group)
-    mine, wanted = have(at), want(at)
-    given = [(r, _overlap(mine, b)) for r, (_, b) in zip(ranks, boxes, strict=True)]
-    sends = [(r, _slice(local, mine, box)) for r, box in given if box]
-    parts = [(r, _overlap(a, wanted)) for r, (a, _) in zip(ranks, boxes, strict=True)]
-    parts = [(r, box) for r, box in parts if box]
-    receives = [(r, box[1], spec.dtype) for r, box in parts]
-    arrived = current().exchange(sends, receives, ranks, local.device)
-    out = local.new_empty(wanted[1])
-    for (_, box), piece in zip(parts, arrived, strict=True):
-        _slice(out, wanted, box).copy_(piece)
+    own_box, new_box = box_before(coordinate), box_after(coordinate)
+    to_send = [(r, _overlap(own_box, b)) for r, (_, b) in zip(ranks, boxes, strict=True)]
+    sends = [(r, _slice(local, own_box, box)) for r, box in to_send if box]
+    to_receive = [(r, _overlap(a, new_box)) for r, (a, _) in zip(ranks, boxes, strict=True)]
+    to_receive = [(r, box) for r, box in to_receive if box]
+    receives = [(r, box[1], spec.dtype) for r, box in to_receive]
+    received = current().exchange(sends, receives, ranks, local.device)
+    out = local.new_empty(new_box[1])
+    for (_, box), piece in zip(to_receive, received, strict=True):
+        _slice(out, new_box, box).copy_(piece)
     return out
 
 
-def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
-    """Return the coordinates of the ranks that differ from ``at`` along split axes only.
+def _split_group(spec: TensorSpec, coordinate: Coordinate) -> list[Coordinate]:
+    """Return the coordinates of the ranks that differ from ``coordinate`` along split axes only.
 
-    On a 2x2 grid with ``(S(0), B)`` and ``at = (0, 1)`` they are (0, 1) and (1, 1). Together these
-    ranks hold the whole tensor once.
+    On a 2x2 grid with ``(S(0), B)`` and ``coordinate = (0, 1)`` they are (0, 1) and (1, 1).
+    Together these ranks hold the whole tensor once.
     """
     shape = spec.placement.shape
-    found: list[tuple[int, ...]] = [()]
+    coordinates: list[tuple[int, ...]] = [()]
     for axis, entry in enumerate(spec.sbp):
-        steps: Sequence[int] = range(shape[axis]) if isinstance(entry, Split) else [at[axis]]
-        found = [(*c, step) for c in found for step in steps]
-    return found
+        steps: Sequence[int] = (
+            range(shape[axis]) if isinstance(entry, Split) else [coordinate[axis]]
+        )
+        coordinates = [(*c, step) for c in coordinates for step in steps]
+    return coordinates
 
 
 def _overlap(a: Box, b: Box) -> Any:
@@ -244,11 +258,11 @@ def _overlap(a: Box, b: Box) -> Any:
     return (starts, sizes) if min(sizes, default=1) > 0 else None
 
 
-def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
-    """Return a view of the elements of the box ``box``, which is inside the box ``of``.
+def _slice(x: torch.Tensor, x_box: Box, box: Box) -> torch.Tensor:
+    """Return a view of the elements of the box ``box``, which is inside the box ``x_box``.
 
-    Both are boxes of the logical tensor, and ``x`` holds the elements of ``of``.
+    Both are boxes of the logical tensor, and ``x`` holds the elements of ``x_box``.
     """
     for d, (start, size) in enumerate(zip(*box, strict=True)):
-        x = x.narrow(d, start - of[0][d], size)
+        x = x.narrow(d, start - x_box[0][d], size)
     return x

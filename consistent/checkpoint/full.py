@@ -41,11 +41,11 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
         The state dict on that rank, an empty one on all others. Its tensors are copies, whatever
             layout the module has, so later training does not change them.
     """
-    whole: dict[str, Any] = {}
-    for name, value in _each(module, rank):
+    state_dict: dict[str, Any] = {}
+    for name, value in _whole_entries(module, rank):
         if current().rank == rank:
-            whole[name] = value
-    return whole
+            state_dict[name] = value
+    return state_dict
 
 
 def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0) -> None:
@@ -66,7 +66,7 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
     """
     target = os.fspath(path)
     write = _write_safetensors if target.endswith(".safetensors") else _write_torch_file
-    what, unfinished, mark = f"checkpoint.save_full to {target!r}", *_beside(target)
+    what, unfinished, mark = f"checkpoint.save_full to {target!r}", *_temporary_paths(target)
     writes = current().rank == rank
     on_every_rank(what, lambda: owner.claim(mark) if writes else None)
     try:
@@ -86,7 +86,7 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
             owner.release(mark)
 
 
-def _beside(target: str) -> tuple[str, str]:
+def _temporary_paths(target: str) -> tuple[str, str]:
     """Return the paths of two files next to ``target`` that exist while it is written.
 
     The first is the unfinished file, which is renamed to ``target`` in the end. The second says
@@ -96,12 +96,12 @@ def _beside(target: str) -> tuple[str, str]:
 
 
 def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
-    whole = full_state_dict(module, rank=rank)
+    state_dict = full_state_dict(module, rank=rank)
     if current().rank != rank:
         return None
     try:
         with open(path, "wb") as file:
-            torch.save(whole, file)
+            torch.save(state_dict, file)
             file.flush()
             os.fsync(file.fileno())
     except Exception as error:
@@ -131,7 +131,7 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
     header = header_of([(k, state[k].dtype, tuple(state[k].shape)) for k in names])
     attempt(lambda: write_all(file, header))
     for name in names:
-        value = gathered(state[name], rank)
+        value = gather_whole(state[name], rank)
         attempt(lambda: write_all(file, bytes_of(value)))  # noqa: B023  (called at once)
     attempt(lambda: os.fsync(file.fileno()))
     if file is not None:
@@ -139,7 +139,7 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
     return fault[0] if fault else None
 
 
-def _each(module: torch.nn.Module, rank: int) -> Any:
+def _whole_entries(module: torch.nn.Module, rank: int) -> Any:
     """Yield (name, whole value) of each entry of the module's state dict.
 
     Tensors are gathered on ``rank``, tied ones once. On other ranks the values are only
@@ -149,19 +149,22 @@ def _each(module: torch.nn.Module, rank: int) -> Any:
     # With keep_vars tied tensors are the same object, and are known by their id.
     for name, x in module.state_dict(keep_vars=True).items():
         if id(x) not in seen:
-            seen[id(x)] = _copied(x, rank) if isinstance(x, torch.Tensor) else x
+            seen[id(x)] = _gather_copy(x, rank) if isinstance(x, torch.Tensor) else x
         yield name, seen[id(x)]
 
 
 # The whole value, copied if it would share storage with this rank's own tensor.
-def _copied(x: Any, rank: int) -> torch.Tensor:
-    value, own = gathered(x, rank), plain(x.detach())
-    shares = not own.is_meta and value.untyped_storage()._cdata == own.untyped_storage()._cdata
+def _gather_copy(x: Any, rank: int) -> torch.Tensor:
+    value, own_tensor = gather_whole(x, rank), plain(x.detach())
+    shares = (
+        not own_tensor.is_meta
+        and value.untyped_storage()._cdata == own_tensor.untyped_storage()._cdata
+    )
     return value.clone() if shares else value
 
 
 @torch.no_grad()
-def gathered(x: Any, rank: int) -> torch.Tensor:
+def gather_whole(x: Any, rank: int) -> torch.Tensor:
     """Return the whole value of ``x`` as a plain CPU tensor on one rank.
 
     Other ranks get an empty tensor. A global tensor that is B (replicated) on a placement with that

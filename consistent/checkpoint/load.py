@@ -16,7 +16,7 @@ from .contents.random_state import RandomState
 from .contents.stored import Stored
 from .files.index import stamp_of
 from .files.opened import opened
-from .files.reader import Reader, planned
+from .files.reader import Reader, plan_load
 from .save import wait_for_last
 from .saving import folders
 
@@ -59,25 +59,25 @@ def load(
     wait_for_last()
     what = f"checkpoint.load of {os.fspath(path)!r}"
     # Rank 0 chooses for all, since a new checkpoint may appear between the looks of two ranks.
-    found = from_first(what, lambda: _find(os.fspath(path)))
+    checkpoint_path = from_first(what, lambda: _find_checkpoint(os.fspath(path)))
     loading: list[Loading] = []
     readers: list[Reader] = []
 
-    def look() -> int:
-        reader = _opened(found)
-        given = dict(objects)
-        if random and "random" not in given and "random" in reader.index.kinds:
-            given["random"] = RandomState()
+    def prepare() -> int:
+        reader = _open_checkpoint(checkpoint_path)
+        all_objects = dict(objects)
+        if random and "random" not in all_objects and "random" in reader.index.kinds:
+            all_objects["random"] = RandomState()
         stored = Stored(reader.index, current().rank, current().size)
-        loading.append(Loading(stored, given, strict, cast))
+        loading.append(Loading(stored, all_objects, strict, cast))
         readers.append(reader)
         return stamp_of(reader.index)
 
-    _check_same(what, on_every_rank(what, look))
-    on_every_rank(what, lambda: _read(readers[0], loading[0].targets))
-    told: dict[str, Any] = {}
-    on_every_rank(what, lambda: told.update(loading[0].put_back()))
-    return told
+    _check_same_checkpoint(what, on_every_rank(what, prepare))
+    on_every_rank(what, lambda: _read_tensors(readers[0], loading[0].targets))
+    values: dict[str, Any] = {}
+    on_every_rank(what, lambda: values.update(loading[0].update_objects()))
+    return values
 
 
 def latest(folder: str | os.PathLike) -> str | None:
@@ -90,7 +90,7 @@ def latest(folder: str | os.PathLike) -> str | None:
     return from_first(what, lambda: folders.latest_in(os.fspath(folder)))
 
 
-def _find(path: str) -> str:
+def _find_checkpoint(path: str) -> str:
     """Return the path of the checkpoint to read: the latest in ``path``, or ``path`` itself.
 
     Only rank 0 calls it, and all ranks use its result.
@@ -103,33 +103,33 @@ def _find(path: str) -> str:
     return (os.path.isdir(path) and folders.latest_in(path)) or path
 
 
-def _opened(found: str) -> Reader:
+def _open_checkpoint(path: str) -> Reader:
     try:
-        return opened(found)
+        return opened(path)
     except FileNotFoundError:
-        if current().rank == 0 or os.path.exists(found):
+        if current().rank == 0 or os.path.exists(path):
             raise
         raise ValueError(
-            f"{os.path.abspath(found)}, which rank 0 sees, is not there on {socket.gethostname()}. "
+            f"{os.path.abspath(path)}, which rank 0 sees, is not there on {socket.gethostname()}. "
             "It must be on a file system that all ranks share, or be copied to each host."
         ) from None
 
 
-def _check_same(what: str, stamps: list[int]) -> None:
+def _check_same_checkpoint(what: str, stamps: list[int]) -> None:
     """Raise CheckpointError if the ranks see different checkpoints at the same path.
 
     ``stamps`` has a number of each rank that identifies the checkpoint it sees, the same list on
     all ranks, so all raise or none. ``what`` begins the message.
     """
-    other = [rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]]
-    if other:
+    differing_ranks = [rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]]
+    if differing_ranks:
         raise CheckpointError(
-            f"{what}: rank {', '.join(map(str, other))} and rank 0 see different checkpoints at "
-            "this path. It must be on a file system that all ranks share, or hold copies of one "
-            "checkpoint on each host."
+            f"{what}: rank {', '.join(map(str, differing_ranks))} and rank 0 see different "
+            "checkpoints at this path. It must be on a file system that all ranks share, or hold "
+            "copies of one checkpoint on each host."
         )
 
 
-def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
+def _read_tensors(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
     """Read tensors from the checkpoint into ``targets``, whose keys are their names in it."""
-    reader.read_data(*planned(reader, targets))
+    reader.read_data(*plan_load(reader, targets))

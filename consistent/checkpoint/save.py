@@ -18,14 +18,14 @@ from .agreement import CheckpointError, from_first, on_every_rank
 from .contents.collect import Contents, collect
 from .contents.random_state import RandomState
 from .saving import folders, owner
-from .saving.background import Background
-from .saving.copies import Copies
-from .saving.folders import Begun
+from .saving.background import BackgroundSave
+from .saving.copies import CopyBuffer
+from .saving.folders import UnfinishedCheckpoint
 from .saving.job import Part, SaveJob, complete, write_part
-from .saving.planning import Note, Planner, SaveDivision, check_alike, data_of
+from .saving.planning import Note, Planner, SaveDivision, check_equal_contents, data_of
 
-_running: Background | None = None
-_copies = Copies()
+_running_save: BackgroundSave | None = None
+_copies = CopyBuffer()
 _planner = Planner()
 
 
@@ -82,24 +82,24 @@ def save(
         objects = {**objects, "random": RandomState()}
     options = (os.fspath(folder), step, keep, wait)
     what = f"checkpoint.save to {options[0]!r}"
-    made: list[Begun] = []
+    unfinished: list[UnfinishedCheckpoint] = []
     try:
-        contents, begun, notes = _agree(what, options, objects, made)
-        tensors = {name: _reduced(x) for name, x in contents.tensors.items()}
+        contents, checkpoint, notes = _collect_and_compare(what, options, objects, unfinished)
+        tensors = {name: _to_saved_layout(x) for name, x in contents.tensors.items()}
 
         def job() -> SaveJob:
             plan = _planner.plan_of(notes, current().rank)
-            return _job(contents, tensors, begun, step, keep, plan)
+            return _make_job(contents, tensors, checkpoint, step, keep, plan)
 
         if wait:
             _write_now(what, job)
         else:
-            _write_later(begun, job)
+            _write_later(checkpoint, job)
     except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
-        for each in made:
-            folders.give_up(each)
+        for checkpoint_to_remove in unfinished:
+            folders.give_up(checkpoint_to_remove)
         raise
-    return begun.path
+    return checkpoint.path
 
 
 def _warn_of_options(objects: dict[str, Any]) -> None:
@@ -108,12 +108,12 @@ def _warn_of_options(objects: dict[str, Any]) -> None:
     Its name is close to that of an option, and its value has the option's type. It is saved under
     the name given.
     """
-    for name, given in objects.items():
-        like = [option for option, kind in _OPTIONS.items() if type(given) is kind]
-        near = suggestion(name, like, 0.75) if not name.startswith(tuple(like)) else ""
-        if near:
+    for name, value in objects.items():
+        same_type = [option for option, kind in _OPTIONS.items() if type(value) is kind]
+        hint = suggestion(name, same_type, 0.75) if not name.startswith(tuple(same_type)) else ""
+        if hint:
             warnings.warn(
-                f"checkpoint.save: {name}={given!r} is saved as a value of that name.{near} "
+                f"checkpoint.save: {name}={value!r} is saved as a value of that name.{hint} "
                 "Options are step, keep, wait and random.",
                 stacklevel=3,
             )
@@ -133,89 +133,92 @@ def wait() -> None:
 
 def wait_for_last() -> None:
     """Do what ``wait`` does, for callers such as ``save``, whose parameter ``wait`` hides it."""
-    global _running
-    running, _running = _running, None
-    if running is None:
+    global _running_save
+    background, _running_save = _running_save, None
+    if background is None:
         return
-    what = f"checkpoint.save to {running.path!r}, which ran in the background"
+    what = f"checkpoint.save to {background.path!r}, which ran in the background"
     try:
         # First a step that waits for no other rank: a dead rank is noticed in its collective,
         # while rank 0 in ``outcome`` would wait for that rank's note.
-        on_every_rank(what, running.own_part)
-        on_every_rank(what, running.outcome)
+        on_every_rank(what, background.own_part)
+        on_every_rank(what, background.outcome)
     except CheckpointError:
-        running.join()
+        background.join()
         raise
 
 
-def give_up_running() -> None:
+def abandon_running_save() -> None:
     """Abandon the save that runs in the background, if any; called when ranks are lost.
 
     Nothing is sent. Returns when this rank's thread no longer writes.
     """
-    global _running
-    running, _running = _running, None
-    if running is not None:
-        running.give_up()
+    global _running_save
+    background, _running_save = _running_save, None
+    if background is not None:
+        background.give_up()
 
 
-def _agree(
-    what: str, options: tuple[Any, ...], objects: dict[str, Any], begun: list[Begun]
-) -> tuple[Contents, Begun, list[Note]]:
+def _collect_and_compare(
+    what: str,
+    options: tuple[Any, ...],
+    objects: dict[str, Any],
+    unfinished: list[UnfinishedCheckpoint],
+) -> tuple[Contents, UnfinishedCheckpoint, list[Note]]:
     """Collect what this rank saves, and compare it with the other ranks. A collective.
 
     Args:
         what: the save, for error messages.
         options: (folder, step, keep, wait) of ``save``.
         objects: the objects to save.
-        begun: on rank 0, the new folder is added to this list as soon as it exists, so that the
-            caller can remove it if this raises.
+        unfinished: on rank 0, the new folder is added to this list as soon as it exists, so that
+            the caller can remove it if this raises.
 
     Returns:
         This rank's contents, the folder that rank 0 has made, and each rank's note, a message that
         describes what it saves.
     """
-    made: list[Contents] = []
+    collected: list[Contents] = []
 
-    def look() -> tuple[Note, Begun | None]:
+    def announce() -> tuple[Note, UnfinishedCheckpoint | None]:
         folder, step, keep, _ = options
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}, and the new one is kept: give 1 or more, or None.")
-        made.append(collect(objects))
-        note = _planner.note_of(made[0], options)
+        collected.append(collect(objects))
+        note = _planner.note_of(collected[0], options)
         if current().rank == 0:
-            begun.append(folders.begin(folder, step))
+            unfinished.append(folders.create_unfinished(folder, step))
         else:
             # This process may own the folder from an earlier world, in which it was rank 0.
             owner.release(folders.mark_of(folder))
-        return note, begun[0] if begun else None
+        return note, unfinished[0] if unfinished else None
 
-    told = on_every_rank(what, look)
-    notes = [note for note, _ in told]
-    check_alike(what, notes)
-    _planner.hear(what, made[0], notes)
-    where = told[0][1]
-    assert where is not None
-    return made[0], where, notes
+    results = on_every_rank(what, announce)
+    notes = [note for note, _ in results]
+    check_equal_contents(what, notes)
+    _planner.exchange_pieces(what, collected[0], notes)
+    new_folder = results[0][1]
+    assert new_folder is not None
+    return collected[0], new_folder, notes
 
 
-def _job(
+def _make_job(
     contents: Contents,
     tensors: dict[str, torch.Tensor],
-    begun: Begun,
+    checkpoint: UnfinishedCheckpoint,
     step: int | None,
     keep: int | None,
     plan: SaveDivision,
 ) -> SaveJob:
-    mine = [(i.index, _name_in_file(i), data_of(i, tensors)) for i in plan.mine]
+    pieces = [(i.index, _name_in_file(i), data_of(i, tensors)) for i in plan.own_pieces]
     transport = current()
     return SaveJob(
-        begun, transport.rank, transport.size, step, keep, plan.tensors, mine,
+        checkpoint, transport.rank, transport.size, step, keep, plan.tensors, pieces,
         contents.values, contents.kinds, contents.aliases, plan.differing,
     )  # fmt: skip
 
 
-def _reduced(x: Any) -> torch.Tensor:
+def _to_saved_layout(x: Any) -> torch.Tensor:
     """Return ``x`` in the layout in which it is saved, where each shard is one box of the tensor.
 
     Partial axes become B, and cuts such as ``S(0, cut="zigzag")`` become the plain ``S(0)``.
@@ -239,28 +242,29 @@ def _name_in_file(item: Any) -> str:
 
 
 def _write_now(what: str, job: Callable[[], SaveJob]) -> None:
-    made: list[SaveJob] = []
+    jobs: list[SaveJob] = []
 
     def write() -> Part:
-        made.append(job())
-        return write_part(made[0])
+        jobs.append(job())
+        return write_part(jobs[0])
 
     parts = on_every_rank(what, write)
-    from_first(what, lambda: complete(made[0], parts))
+    from_first(what, lambda: complete(jobs[0], parts))
 
 
-def _write_later(begun: Begun, job: Callable[[], SaveJob]) -> None:
-    global _running
+def _write_later(checkpoint: UnfinishedCheckpoint, job: Callable[[], SaveJob]) -> None:
+    global _running_save
 
-    def copied() -> SaveJob:
+    def job_of_copies() -> SaveJob:
         # The thread writes copies, because training changes the tensors meanwhile.
-        made = job()
-        copies = _copies.of([x for _, _, x in made.mine])
-        made.mine = [
-            (index, name, x) for (index, name, _), x in zip(made.mine, copies, strict=True)
+        save_job = job()
+        copies = _copies.copy([x for _, _, x in save_job.own_pieces])
+        save_job.own_pieces = [
+            (index, name, x)
+            for (index, name, _), x in zip(save_job.own_pieces, copies, strict=True)
         ]
-        return made
+        return save_job
 
     # Kept before anything can fail on this rank alone: all ranks ask for its outcome.
-    _running = Background(begun)
-    _running.start(copied)
+    _running_save = BackgroundSave(checkpoint)
+    _running_save.start(job_of_copies)

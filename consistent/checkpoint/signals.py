@@ -46,10 +46,10 @@ class OnSignal:
     """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
-        for each in signals:
-            self._before[each] = signal.signal(each, self._note)
+        self._got_signal = False
+        self._previous_handlers: dict[int, Any] = {}
+        for number in signals:
+            self._previous_handlers[number] = signal.signal(number, self._record_signal)
 
     def __call__(self) -> bool:
         """Return whether any rank has got a signal since the last call; the same on all ranks.
@@ -57,20 +57,20 @@ class OnSignal:
         A collective.
         """
         # Cleared before the all-reduce, so that a signal during it counts for the next call.
-        asked, self._asked = self._asked, False
+        got_signal, self._got_signal = self._got_signal, False
         transport = current()
         ranks = tuple(range(transport.size))
-        return bool(transport.all_reduce(torch.tensor([asked]), ranks, "max"))
+        return bool(transport.all_reduce(torch.tensor([got_signal]), ranks, "max"))
 
     def close(self) -> None:
         """Restore the handlers that the signals had before ``on_signal``."""
         # None: the previous handler was not installed from Python, and cannot be set again.
-        for each, before in self._before.items():
-            signal.signal(each, signal.SIG_DFL if before is None else before)
-        self._before = {}
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous_handlers = {}
 
-    def _note(self, number: int, frame: Any) -> None:
-        self._asked = True
-        before = self._before.get(number)
-        if callable(before) and not is_default(before):
-            before(number, frame)
+    def _record_signal(self, number: int, frame: Any) -> None:
+        self._got_signal = True
+        handler = self._previous_handlers.get(number)
+        if callable(handler) and not is_default(handler):
+            handler(number, frame)

@@ -20,13 +20,13 @@ import torch
 
 from . import checked
 
-Trail = tuple[str, ...]
-_MOST_LEVELS = checked.MOST_LEVELS // 3  # one level of a value is up to three levels of JSON
+KeyPath = tuple[str, ...]
+_MOST_LEVELS = checked.MAX_LEVELS // 3  # one level of a value is up to three levels of JSON
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "None": None}
-_KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
+_ARRAY_KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
 
 
-def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str]) -> Any:
+def encode(value: Any, path: KeyPath, name_of: Callable[[torch.Tensor, KeyPath], str]) -> Any:
     """Return ``value`` in a form that ``json`` can write, with tensors represented by names.
 
     ``name_of`` is called with each tensor and the path of keys that leads to it, and returns its
@@ -63,9 +63,9 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
 
 def _encode_mapping(
     value: Any,
-    path: Trail,
+    path: KeyPath,
     inner: Callable[..., Any],
-    name_of: Callable[[torch.Tensor, Trail], str],
+    name_of: Callable[[torch.Tensor, KeyPath], str],
 ) -> Any:
     kind = type(value)
     # Other keys, and those that begin with $, need the form with pairs below.
@@ -83,12 +83,12 @@ def _encode_mapping(
     if kind is collections.defaultdict:
         name = getattr(value.default_factory, "__name__", "None")
         if _FACTORIES.get(name, ...) is not value.default_factory:
-            raise _refused(value, path)
+            raise _unsupported_error(value, path)
         return {"$default": [name, items]}
     return {"$dict": items}
 
 
-def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
+def _encode_other(value: Any, path: KeyPath, inner: Callable[..., Any]) -> Any:
     if type(value) is tuple:
         if all(type(each) is int for each in value):  # fast path for long random states
             return {"$tuple": list(value)}
@@ -106,7 +106,7 @@ def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
         return {"$" + type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, PurePath):
         return {"$path": str(value)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _KINDS:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
         return {tag: [value.dtype.str, list(value.shape), data]}
@@ -114,10 +114,10 @@ def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
     for base in bases:  # subclasses, such as an IntEnum or a named tuple, lose their class
         if isinstance(value, base):
             return inner(base(value))
-    raise _refused(value, path)
+    raise _unsupported_error(value, path)
 
 
-def _refused(value: Any, path: Trail) -> TypeError:
+def _unsupported_error(value: Any, path: KeyPath) -> TypeError:
     return TypeError(
         f"{'.'.join(path) or 'a value'} is a {type(value).__module__}.{type(value).__qualname__}, "
         "which files without pickle do not hold. They hold tensors, numpy arrays, numbers, texts, "
@@ -150,32 +150,34 @@ def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
     return {k: decode(each, tensor) for k, each in text.items()}
 
 
-def _pairs(items: Any, inner: Callable[[Any], Any]) -> Any:
+def _decoded_pairs(items: Any, inner: Callable[[Any], Any]) -> Any:
     return ((inner(k), inner(v)) for k, v in items)
 
 
-def _array(told: Any) -> np.ndarray:
-    dtype, shape, data = told
-    if np.dtype(dtype).kind not in _KINDS:
+def _decode_array(encoded: Any) -> np.ndarray:
+    dtype, shape, data = encoded
+    if np.dtype(dtype).kind not in _ARRAY_KINDS:
         raise ValueError(f"numpy's {dtype} is not one of numbers or texts")
     # Copied, because an array over bytes is read-only.
     return np.frombuffer(base64.b64decode(data, validate=True), dtype=dtype).reshape(shape).copy()
 
 
 _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
-    "$array": lambda x, _: _array(x),
+    "$array": lambda x, _: _decode_array(x),
     "$bytes": lambda x, _: base64.b64decode(x, validate=True),
     "$complex": lambda x, inner: complex(*map(inner, x)),
-    "$counter": lambda x, inner: collections.Counter(dict(_pairs(x, inner))),
-    "$default": lambda x, inner: collections.defaultdict(_FACTORIES[x[0]], _pairs(x[1], inner)),
+    "$counter": lambda x, inner: collections.Counter(dict(_decoded_pairs(x, inner))),
+    "$default": lambda x, inner: collections.defaultdict(
+        _FACTORIES[x[0]], _decoded_pairs(x[1], inner)
+    ),
     "$device": lambda x, _: torch.device(x),
-    "$dict": lambda x, inner: dict(_pairs(x, inner)),
-    "$dtype": lambda x, _: checked.dtype(x),
+    "$dict": lambda x, inner: dict(_decoded_pairs(x, inner)),
+    "$dtype": lambda x, _: checked.check_dtype(x),
     "$float": lambda x, _: float(x),
     "$frozenset": lambda x, inner: frozenset(map(inner, x)),
-    "$ordered": lambda x, inner: collections.OrderedDict(_pairs(x, inner)),
+    "$ordered": lambda x, inner: collections.OrderedDict(_decoded_pairs(x, inner)),
     "$path": lambda x, _: Path(x),
-    "$scalar": lambda x, _: _array(x)[()],
+    "$scalar": lambda x, _: _decode_array(x)[()],
     "$set": lambda x, inner: set(map(inner, x)),
     "$size": lambda x, _: torch.Size(x),
     "$tuple": lambda x, inner: tuple(map(inner, x)),

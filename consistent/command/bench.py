@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     with ranks() as prints, torch.no_grad():
         everywhere = Placement.all("cpu")
         size = everywhere.size
-        found = [
+        tables = [
             (
                 f"{size} rank{'s' if size > 1 else ''}, op on a shard",
                 "plain torch",
@@ -50,9 +50,9 @@ def main(words: list[str]) -> int:
             )
         ]
         if size > 1:
-            found.append(("boxing", "messages", _boxings(everywhere)))
+            tables.append(("boxing", "messages", _boxings(everywhere)))
         if prints:
-            print("\n\n".join(table(*each) for each in found))
+            print("\n\n".join(table(*each) for each in tables))
             if size == 1:
                 print("\nBoxings need ranks: torchrun --nproc_per_node 2 -m consistent bench")
     return 0
@@ -82,7 +82,7 @@ def _ops(everywhere: Placement) -> list[_Row]:
                 from_local(each, everywhere, sbp, check=False)
                 for each, sbp in zip(shards, (S(0), B), strict=True)
             )
-        rows.append((name, *_in_turn(lambda: run(*globals_), lambda: run(*shards), CALLS)))  # noqa: B023
+        rows.append((name, *_time_alternately(lambda: run(*globals_), lambda: run(*shards), CALLS)))  # noqa: B023
     return rows
 
 
@@ -93,10 +93,10 @@ def _boxings(everywhere: Placement) -> list[_Row]:
         side = int((nbytes // 4) ** 0.5)
         for name, src, dst in BOXINGS:
             size = everywhere.size
-            held = torch.ones(side // size if src is S(0) else side, side)
+            shard = torch.ones(side // size if src is S(0) else side, side)
             if side % size:
-                held = torch.ones(size * (side // size) // (size if src is S(0) else 1), side)
-            x = from_local(held, everywhere, src, check=False)
+                shard = torch.ones(size * (side // size) // (size if src is S(0) else 1), side)
+            x = from_local(shard, everywhere, src, check=False)
 
             def box(x: object = x, dst: Sbp = dst) -> object:
                 return x.to_global(sbp=dst)  # type: ignore[attr-defined]
@@ -106,21 +106,23 @@ def _boxings(everywhere: Placement) -> list[_Row]:
                     return box()
 
             calls = max(3, CALLS // (4 * nbytes // SIZES[0]))
-            rows.append((f"{name} of {bytes_text(nbytes)}", *_in_turn(box, by_messages, calls)))
+            rows.append(
+                (f"{name} of {bytes_text(nbytes)}", *_time_alternately(box, by_messages, calls))
+            )
     return rows
 
 
-def _in_turn(
-    one: Callable[[], object], other: Callable[[], object], calls: int
+def _time_alternately(
+    first: Callable[[], object], second: Callable[[], object], calls: int
 ) -> tuple[float, float]:
-    """Return the microseconds of a call of ``one`` and of ``other``, in the fastest round.
+    """Return the microseconds of a call of ``first`` and of ``second``, in the fastest round.
 
     A round is ``calls`` calls of one of the two; rounds of both alternate.
     """
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
         # In turn, so that a slow phase of the machine meets both.
-        for i, run in enumerate((one, other)):
+        for i, run in enumerate((first, second)):
             run()  # not timed: warms up
             begin = time.perf_counter()
             for _ in range(calls):

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from mirrored.comm import Transport
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current
-from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, is_wanted
+from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, should_share_memory
 from mirrored.transports.symmetric_memory import SymmetricMemory
 from mirrored.transports.symmetric_memory.transport import MOST_RANKS as MOST_GPUS
 from mirrored.transports.torch_dist import TorchDist
@@ -41,11 +41,11 @@ def main(words: list[str]) -> int:
 
 def report() -> Iterator[str]:
     """Yield the lines of the report. A collective of the ranks of the world."""
-    installed = version("torch-consistent") or "(not installed: imported from its folder)"
-    yield f"consistent {installed}, in {Path(__file__).parents[1]}"
+    installed_version = version("torch-consistent") or "(not installed: imported from its folder)"
+    yield f"consistent {installed_version}, in {Path(__file__).parents[1]}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield f"torch {torch.__version__} ({cuda}), Python {platform.python_version()}"
-    yield from _section("native code", _native())
+    yield from _section("native code", _native_modules())
     yield from _section("GPUs", _gpus())
     yield from _section("ranks", ranks_report())
     yield from _section("slow, and why", findings() or ["nothing that this command knows of"])
@@ -58,7 +58,7 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines)
 
 
-def _native() -> list[str]:
+def _native_modules() -> list[str]:
     lines = []
     for name in NATIVE:
         try:
@@ -73,15 +73,15 @@ def _gpus() -> list[str]:
     if not torch.cuda.is_available():
         why = "" if torch.version.cuda else ": this torch is built without CUDA"
         return [f"none seen{why}"]
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [f"{i}: {gpu.name}, {bytes_text(gpu.total_memory)}" for i, gpu in enumerate(found)]
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{i}: {gpu.name}, {bytes_text(gpu.total_memory)}" for i, gpu in enumerate(gpus)]
 
 
 def ranks_report() -> list[str]:
     """Return lines that say how ranks reach each other, and why. A collective of all ranks."""
     transport = current()
     if transport.size == 1:
-        free = _shared_memory()
+        free = _shared_memory_text()
         return [
             "this process is the only rank, and sends nothing",
             f"ranks of one host would share memory: {free}"
@@ -90,37 +90,37 @@ def ranks_report() -> list[str]:
             "to see how ranks reach each other: torchrun --nproc_per_node 2 -m consistent info",
         ]
     world = tuple(range(transport.size))
-    wanted, hosts = zip(*gathered((is_wanted(world), host())))
-    lines = [f"{transport.size} ranks on {_count(len(set(hosts)), 'host')}"]
+    allowed, hosts = zip(*gather_from_ranks((should_share_memory(world), host())))
+    lines = [f"{transport.size} ranks on {_count_text(len(set(hosts)), 'host')}"]
     if transport.shares(world, "cpu"):  # a collective: all ranks must get here
-        way = f"shared memory, for all ranks are on this host ({_shared_memory()})"
-    elif 1 < len(set(hosts)) < len(world) and all(wanted):
+        way = f"shared memory, for all ranks are on this host ({_shared_memory_text()})"
+    elif 1 < len(set(hosts)) < len(world) and all(allowed):
         way = "shared memory inside each host, messages by TCP between hosts"
     else:
-        way = f"messages by TCP, for {_why_messages(world, all(wanted), len(set(hosts)))}"
+        way = f"messages by TCP, for {_message_reason(world, all(allowed), len(set(hosts)))}"
     lines.append(f"CPU tensors: {way}")
     link = transport.link("cpu")
     if link is not None:
         shares = transport.shares(world, "cpu")
-        kept = table.path(len(world), table.processors() if shares else table.MESSAGES)
-        by = f"table in {kept}" if kept.exists() else _no_table(shares)
+        table_path = table.path(len(world), table.cpu_device_name() if shares else table.MESSAGES)
+        source = f"table in {table_path}" if table_path.exists() else _missing_table_text(shares)
         lines.append(
             f"plans count {link.latency_s * 1e6:.3g} us a message and "
-            f"{bytes_text(link.bytes_per_s)} a second, by the {by}"
+            f"{bytes_text(link.bytes_per_s)} a second, by the {source}"
         )
     if torch.cuda.is_available():
-        lines.append(f"CUDA tensors: {_way_of_gpus(transport, world, all(wanted), hosts)}")
+        lines.append(f"CUDA tensors: {_gpu_transport_text(transport, world, all(allowed), hosts)}")
     return lines
 
 
-def _no_table(shares: bool) -> str:
+def _missing_table_text(shares: bool) -> str:
     if shares:
         return "built-in table: none was measured yet"
     return "figures of this start: other programs ran meanwhile, so they are not kept"
 
 
-def _way_of_gpus(
-    transport: Transport, world: tuple[int, ...], wanted: bool, hosts: tuple, kind: str = "cuda"
+def _gpu_transport_text(
+    transport: Transport, world: tuple[int, ...], allowed: bool, hosts: tuple, kind: str = "cuda"
 ) -> str:
     """Return how tensors on GPUs travel between ranks, and why not in a faster way.
 
@@ -128,49 +128,49 @@ def _way_of_gpus(
 
     Args:
         world: all ranks.
-        wanted: whether all ranks allow shared memory.
+        allowed: whether all ranks allow shared memory.
         hosts: the host of each rank.
         kind: type of the device.
     """
     if transport.shares(world, kind):
         return "symmetric memory, for each GPU reads the others'"
-    each = chain(transport)
-    messages = each[-1]
+    transports = chain(transport)
+    messages = transports[-1]
     by_nccl = isinstance(messages, TorchDist) and messages.has_nccl
     way = "NCCL" if by_nccl else "gloo and main memory, for the process group has no NCCL"
-    reader = next((t for t in each if isinstance(t, SymmetricMemory)), None)
+    reader = next((t for t in transports if isinstance(t, SymmetricMemory)), None)
     fault = None if reader is None else reader.why_not.get(world)
     if fault is not None:
         why = f"a GPU failed to read the others' memory: {fault}"
     elif len(world) > MOST_GPUS:
         why = f"more than {MOST_GPUS} GPUs do not read each other's memory"
     else:
-        why = _why_messages(world, wanted, len(set(hosts)))
+        why = _message_reason(world, allowed, len(set(hosts)))
     return f"{way}; not symmetric memory, for {why}"
 
 
-def _why_messages(world: tuple[int, ...], wanted: bool, hosts: int) -> str:
+def _message_reason(world: tuple[int, ...], allowed: bool, hosts: int) -> str:
     """Return why ranks send messages instead of sharing memory, as the end of a sentence.
 
-    ``wanted`` is whether all ranks allow shared memory, and ``hosts`` the number of hosts.
+    ``allowed`` is whether all ranks allow shared memory, and ``hosts`` the number of hosts.
     """
     if len(world) > MOST_RANKS:
         return f"more than {MOST_RANKS} ranks do not share one segment"
-    if not wanted:
+    if not allowed:
         return f"{SWITCH}=0 is set on some rank"
     if hosts > 1:
         return f"the ranks are on {hosts} hosts"
     return "the ranks could not map memory together; a warning above says why"
 
 
-def _shared_memory() -> str:
+def _shared_memory_text() -> str:
     try:
         return f"/dev/shm has {bytes_text(shutil.disk_usage('/dev/shm').free)} free"
     except OSError:
         return "there is no /dev/shm"
 
 
-def _count(n: int, what: str) -> str:
+def _count_text(n: int, what: str) -> str:
     return f"{n} {what}{'s' if n != 1 else ''}"
 
 
@@ -179,7 +179,7 @@ def chain(transport: Transport) -> list[Transport]:
 
     The last one sends messages; the wrappers add faster ways, such as shared memory.
     """
-    found = [transport]
-    while isinstance(found[-1], Wrapper):
-        found.append(found[-1].inner)
-    return found
+    transports = [transport]
+    while isinstance(transports[-1], Wrapper):
+        transports.append(transports[-1].inner)
+    return transports

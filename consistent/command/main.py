@@ -33,7 +33,7 @@ info and bench tell more under torchrun, and explain runs scripts of several ran
 """
 
 
-def _run(words: list[str]) -> int:
+def _run_elastic(words: list[str]) -> int:
     # Only this command needs torch's checkpoints, whose import takes most of a second.
     from ..elastic.launch import run
 
@@ -46,7 +46,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench.main,
     "explain": script.main,
     "verify": verify.main,
-    "run": _run,
+    "run": _run_elastic,
 }
 
 
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     if name not in COMMANDS:
-        return _refused(name)
+        return _reject_command(name)
     if name in ("info", "bench") and rest:
         if rest[0] in ("-h", "--help"):
             print(USAGE, end="")
@@ -71,12 +71,12 @@ def main(words: Sequence[str]) -> int:
     return COMMANDS[name](rest)
 
 
-def _refused(name: str) -> int:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
+def _reject_command(name: str) -> int:
+    matches = difflib.get_close_matches(name, COMMANDS, n=1)
     if not name:
         print("consistent: no command is given.\n", file=sys.stderr)
     else:
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = f" Did you mean {matches[0]}?" if matches else ""
         print(f"consistent: {name!r} is not a command.{hint}\n", file=sys.stderr)
     print(USAGE, end="", file=sys.stderr)
     return 2

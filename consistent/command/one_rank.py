@@ -28,18 +28,22 @@ def main(folder: Path) -> None:
     ``folder`` is where rank 0 writes its progress and the results, for the doctor to read.
     """
     with ranks() as prints:
-        stages = ("gather", _gather), ("reduction", _reduce), ("gradient", _gradient)
-        for name, run in (*stages, ("checkpoint", lambda: _checkpoint(folder))):
+        stages = (
+            ("gather", _check_gather),
+            ("reduction", _check_reduction),
+            ("gradient", _check_gradient),
+        )
+        for name, run in (*stages, ("checkpoint", lambda: _check_checkpoint(folder))):
             if prints:
                 (folder / "at").write_text(name)
             run()
         ways = ranks_report()
         if prints:
-            done = [f"a {name}" for name, _ in stages] + ["a checkpoint"]
-            (folder / "said").write_text(json.dumps({"done": done, "ways": ways}))
+            stage_names = [f"a {name}" for name, _ in stages] + ["a checkpoint"]
+            (folder / "said").write_text(json.dumps({"done": stage_names, "ways": ways}))
 
 
-def _all():
+def _all_ranks():
     kind = "cuda" if torch.cuda.device_count() >= dist.get_world_size() else "cpu"
     return place(kind, range(dist.get_world_size()))
 
@@ -48,22 +52,22 @@ def _rows() -> torch.Tensor:
     return torch.arange(12.0).view(4, 3)
 
 
-def _gather() -> None:
-    x = distribute(_rows(), _all(), S(0))
+def _check_gather() -> None:
+    x = distribute(_rows(), _all_ranks(), S(0))
     assert torch.equal(x.full().cpu(), _rows()), "what was gathered is wrong"
 
 
-def _reduce() -> None:
-    at = _all()
-    mine = torch.full((3,), float(dist.get_rank()), device=at.type)
+def _check_reduction() -> None:
+    placement = _all_ranks()
+    shard = torch.full((3,), float(dist.get_rank()), device=placement.type)
     total = sum(range(dist.get_world_size()))
-    found = from_local(mine, at, P).to_global(sbp=B).to_local()
-    assert torch.equal(found.cpu(), torch.full((3,), float(total))), "the sum is wrong"
+    result = from_local(shard, placement, P).to_global(sbp=B).to_local()
+    assert torch.equal(result.cpu(), torch.full((3,), float(total))), "the sum is wrong"
 
 
-def _gradient() -> None:
-    x = distribute(_rows(), _all(), S(0))
-    w = distribute(torch.ones(3, 2), _all(), B).requires_grad_()
+def _check_gradient() -> None:
+    x = distribute(_rows(), _all_ranks(), S(0))
+    w = distribute(torch.ones(3, 2), _all_ranks(), B).requires_grad_()
     # By products alone: an element-wise op would import torch._dynamo, a second of each rank.
     y = x @ w
     (y.T @ y).sum().backward()
@@ -73,17 +77,17 @@ def _gradient() -> None:
     assert torch.equal(w.grad.full().cpu(), plain.grad), "the gradient is wrong"  # pyright: ignore
 
 
-def _checkpoint(folder: Path) -> None:
+def _check_checkpoint(folder: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    model.weight = torch.nn.Parameter(distribute(torch.ones(2, 2), _all(), S(0)))
-    model.bias = torch.nn.Parameter(distribute(torch.ones(2), _all(), B))
-    saved = checkpoint.save(folder / "checkpoints", model=model)
+    model.weight = torch.nn.Parameter(distribute(torch.ones(2, 2), _all_ranks(), S(0)))
+    model.bias = torch.nn.Parameter(distribute(torch.ones(2), _all_ranks(), B))
+    path = checkpoint.save(folder / "checkpoints", model=model)
     with torch.no_grad():
         model.weight.zero_()
-    checkpoint.load(saved, model=model)
+    checkpoint.load(path, model=model)
     assert model.weight.sum().item() == 4, "what was loaded is wrong"
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:] or [tempfile.mkdtemp()]
-    main(Path(given[0]))
+    arguments = sys.argv[1:] or [tempfile.mkdtemp()]
+    main(Path(arguments[0]))

@@ -16,8 +16,8 @@ def ranks() -> Iterator[bool]:
 
     The context manager yields whether this process should print: it is rank 0, or alone.
     """
-    started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
-    if started:
+    is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
+    if is_launched:
         if torch.cuda.is_available():
             torch.cuda.set_device(
                 int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -28,5 +28,5 @@ def ranks() -> Iterator[bool]:
     try:
         yield not dist.is_initialized() or dist.get_rank() == 0
     finally:
-        if started:
+        if is_launched:
             dist.destroy_process_group()

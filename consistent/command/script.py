@@ -26,25 +26,25 @@ def main(words: list[str]) -> int:
     parser.add_argument("file", metavar="FILE", help="the script")
     rest = parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     rest.required = False
-    given = parser.parse_args(words)
-    if not Path(given.file).is_file():
+    args = parser.parse_args(words)
+    if not Path(args.file).is_file():
         parser.error(
-            f"{given.file!r} is not a file. Give the path of a Python script, then its arguments."
+            f"{args.file!r} is not a file. Give the path of a Python script, then its arguments."
         )
-    before, path = sys.argv, sys.path[0]
-    sys.argv = [given.file, *given.arguments]
+    argv, path = sys.argv, sys.path[0]
+    sys.argv = [args.file, *args.arguments]
     # As Python does for a script.
-    sys.path[0] = str(Path(given.file).resolve().parent)
-    with report(timeline=bool(given.trace or given.html)) as made:
+    sys.path[0] = str(Path(args.file).resolve().parent)
+    with report(timeline=bool(args.trace or args.html)) as program_report:
         try:
-            runpy.run_path(given.file, run_name="__main__")
+            runpy.run_path(args.file, run_name="__main__")
         finally:
-            sys.argv, sys.path[0] = before, path
+            sys.argv, sys.path[0] = argv, path
             if os.environ.get("RANK", "0") == "0":
-                print(made)
-                print(made.summary())
-                if given.html:
-                    print(f"page: {made.save(given.html)}")
-                if given.trace:
-                    print(f"trace: {made.save_trace(given.trace)}")
+                print(program_report)
+                print(program_report.summary())
+                if args.html:
+                    print(f"page: {program_report.save(args.html)}")
+                if args.trace:
+                    print(f"trace: {program_report.save_trace(args.trace)}")
     return 0

@@ -27,33 +27,35 @@ def main(words: list[str]) -> int:
     parser.add_argument("--ranks", type=int, metavar="N", help="processes for each plan")
     parser.add_argument("--html", metavar="PATH", help="write what was found as a page too")
     parser.add_argument("file", metavar="FILE", help="the program; it is not run as __main__")
-    given = parser.parse_args(words)
-    if not Path(given.file).is_file():
-        parser.error(f"{given.file!r} is not a file. Give the path of a Python file.")
-    sys.path.insert(0, str(Path(given.file).resolve().parent))
+    args = parser.parse_args(words)
+    if not Path(args.file).is_file():
+        parser.error(f"{args.file!r} is not a file. Give the path of a Python file.")
+    sys.path.insert(0, str(Path(args.file).resolve().parent))
     # Not as __main__, so that the file's own training does not run.
-    made = runpy.run_path(given.file, run_name=NAMES)
-    if not callable(made.get("step")):
+    program = runpy.run_path(args.file, run_name=NAMES)
+    if not callable(program.get("step")):
         parser.error(
-            f"{given.file} defines no function `step`. Write step(place), which builds the model, "
+            f"{args.file} defines no function `step`. Write step(place), which builds the model, "
             "wraps it in place(model) and trains it a step."
         )
     from ..verification import verify
 
-    asked: dict[str, Any] = {
-        name: made[name] for name in ("programs", "ranks", "grid", "batch") if name in made
+    options: dict[str, Any] = {
+        name: program[name] for name in ("programs", "ranks", "grid", "batch") if name in program
     }
-    if given.ranks:
-        asked["ranks"] = given.ranks
-    plans = [_plan(text) for text in given.plan or ()] or made.get("plans", ["data", "zero3"])
-    found = verify(made["step"], plans, **asked)
-    print(found)
-    if given.html:
-        print(f"page: {found.save(given.html)}")
-    return 0 if found.ok else 1
+    if args.ranks:
+        options["ranks"] = args.ranks
+    plans = [_parse_plan(text) for text in args.plan or ()] or program.get(
+        "plans", ["data", "zero3"]
+    )
+    result = verify(program["step"], plans, **options)
+    print(result)
+    if args.html:
+        print(f"page: {result.save(args.html)}")
+    return 0 if result.ok else 1
 
 
-def _plan(text: str) -> Any:
+def _parse_plan(text: str) -> Any:
     """Return a parallelization plan from its text on the command line.
 
     The text is a name such as ``data``, or a Python dictionary with a plan for each axis of the

@@ -25,13 +25,13 @@ def least_and_most(number: int) -> tuple[int, int]:
     if transport.size == 1:
         return number, number
     # The maximum of -number is minus the least number, so one all-reduce gives both.
-    mine = torch.tensor([-number, number], dtype=torch.int32, device="cpu")
-    least, most = transport.all_reduce(mine, tuple(range(transport.size)), "max").tolist()
+    bounds = torch.tensor([-number, number], dtype=torch.int32, device="cpu")
+    least, most = transport.all_reduce(bounds, tuple(range(transport.size)), "max").tolist()
     return -least, most
 
 
-def sent(program: Program | None) -> Any:
-    """Return a list that describes the messages of ``program``, in order, for ``fit_together``.
+def message_signatures(program: Program | None) -> Any:
+    """Return a list that describes the messages of ``program``, in order, for ``messages_match``.
 
     The ranks gather these lists after a recording. ``FAILED`` stands for a rank without a program.
     """
@@ -40,7 +40,7 @@ def sent(program: Program | None) -> Any:
     return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
 
 
-def no_program(name: str) -> str:
+def no_program_reason(name: str) -> str:
     """Return the reason that a rank gives if only other ranks fail to record the step ``name``.
 
     They could not record it, or recorded other messages than this rank.
@@ -48,19 +48,21 @@ def no_program(name: str) -> str:
     return f"{name}: ranks could not record the step, or recorded other messages."
 
 
-def fit_together(every: list[Any]) -> bool:
+def messages_match(signatures_by_rank: list[Any]) -> bool:
     """Return whether the programs of all ranks can run together without a deadlock.
 
     They can if any two ranks have the same messages that both take part in, in the same order. For
     example, [A, B] on rank 0 and [B, A] on rank 1 would deadlock.
 
     Args:
-        every: for each rank, the list that ``sent`` returned there.
+        signatures_by_rank: for each rank, the list that ``message_signatures`` returned there.
     """
-    if FAILED in every:
+    if FAILED in signatures_by_rank:
         return False
-    for a, b in itertools.combinations(range(len(every)), 2):
-        both = [[m for m in every[r] if a in m[2] and b in m[2]] for r in (a, b)]
-        if both[0] != both[1]:
+    for a, b in itertools.combinations(range(len(signatures_by_rank)), 2):
+        common_messages = [
+            [m for m in signatures_by_rank[r] if a in m[2] and b in m[2]] for r in (a, b)
+        ]
+        if common_messages[0] != common_messages[1]:
             return False
     return True

@@ -20,13 +20,13 @@ from torch import Tensor
 from mirrored.comm import Ranks
 from mirrored.transports.default import current
 
-from ..dispatch.running.agreed import heed, tell
-from ..forms.refused import kinds
+from ..dispatch.running.agreed import exchange_errors, raise_first_error
+from ..forms.refused import error_types
 from ..rules.raising import raises_inside
-from ..spec.nested import map_tensors, replace_each, tensors_in
+from ..spec.nested import map_tensors, replace_instances, tensors_in
 from .opaque import OpaqueCall, shape_of
 
-KIND = "tell"  # kind of a sum whose message also exchanges errors of the ops before it
+SUM_WITH_ERRORS = "tell"  # kind of a sum whose message also exchanges errors of the ops before it
 
 
 def may_raise(func: Any) -> bool:
@@ -37,7 +37,7 @@ def may_raise(func: Any) -> bool:
     return raises_inside(func._schema.name.partition("::")[2].rstrip("_"))
 
 
-class Agreed:
+class AgreedOp:
     """Callable that runs an op on this rank's shards; if one of ``ranks`` raises in it, all raise.
 
     A program contains it in place of an op that may raise on some ranks only. To a compiler it is a
@@ -49,7 +49,7 @@ class Agreed:
         func, args, kwargs: the recorded call; each run puts other tensors in place of those in it.
         ranks: ranks that exchange, after the op, which error each of them met, if any. If empty,
             the error is raised on this rank alone.
-        tells_later: do not exchange this after an op that has succeeded, because the next message
+        defers_report: do not exchange this after an op that has succeeded, because the next message
             carries that report. A rank with an error still reports it at once.
     """
 
@@ -59,25 +59,25 @@ class Agreed:
         args: tuple,
         kwargs: dict[str, Any],
         ranks: Ranks,
-        tells_later: bool = False,
+        defers_report: bool = False,
     ) -> None:
-        self.func, self.ranks, self.tells_later = func, ranks, tells_later
-        self.given = map_tensors((args, kwargs), lambda _: _HERE)
+        self.func, self.ranks, self.defers_report = func, ranks, defers_report
+        self.recorded_arguments = map_tensors((args, kwargs), lambda _: _TENSOR_PLACEHOLDER)
         self.writes = func._schema.is_mutable
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         error, out = None, None
         try:
             out = self.run(xs)
-        except Exception as raised:
-            kind = kinds.get(str(raised))
-            error = raised if kind is None else kind(str(raised))
+        except Exception as exception:
+            kind = error_types.get(str(exception))
+            error = exception if kind is None else kind(str(exception))
         if error is not None and not self.ranks:
             raise error
-        if self.ranks and not (self.tells_later and error is None):
-            # With ``tells_later``, only a rank with an error is here: it joins the exchange which
+        if self.ranks and not (self.defers_report and error is None):
+            # With ``defers_report``, only a rank with an error is here: it joins the exchange which
             # the other ranks begin with their next sum, and all raise.
-            tell(error, self.ranks)
+            exchange_errors(error, self.ranks)
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
@@ -87,7 +87,7 @@ class Agreed:
         clone of its first tensor.
         """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
-        args, kwargs = replace_each(self.given, _Here, xs)
+        args, kwargs = replace_instances(self.recorded_arguments, _TensorPlaceholder, xs)
         return self.func(*args, **kwargs)
 
     def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
@@ -104,30 +104,30 @@ class Agreed:
         ``results`` are the tensors that ``results()`` gave when the op ran during the recording;
         the call stores their shapes, dtypes and devices.
         """
-        name, kind = str(self.func), "attempt" if self.tells_later else "agree"
+        name, kind = str(self.func), "attempt" if self.defers_report else "agree"
         return OpaqueCall(
-            f"{kind} {name} {self.given!r} over {self.ranks}",
+            f"{kind} {name} {self.recorded_arguments!r} over {self.ranks}",
             self,
             tuple(map(shape_of, results)),
             kind,
             name,
-            () if self.tells_later else self.ranks,
+            () if self.defers_report else self.ranks,
             0,
             computes=True,
         )
 
-    def told_later(self) -> Agreed:
-        """Return the same op with ``tells_later`` set, so that it sends nothing unless it raises.
+    def with_deferred_report(self) -> AgreedOp:
+        """Return the same op with ``defers_report`` set, so that it sends nothing unless it raises.
 
         The recorder calls this once it finds that the next message is a sum that can carry the
         report.
         """
-        args, kwargs = self.given
-        return Agreed(self.func, args, kwargs, self.ranks, True)
+        args, kwargs = self.recorded_arguments
+        return AgreedOp(self.func, args, kwargs, self.ranks, True)
 
 
-class Heard:
-    """Callable that replaces an ``Agreed`` op on a rank outside the placement of the op's tensors.
+class ErrorExchange:
+    """Callable that replaces an ``AgreedOp`` on a rank outside the placement of the op's tensors.
 
     Such a rank runs ops on ``meta`` tensors, which have no values that could raise. So the callable
     computes nothing: it takes part in the exchange of errors between ``ranks``, and raises the
@@ -138,7 +138,7 @@ class Heard:
         self.func, self.ranks = func, ranks
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        tell(None, self.ranks)
+        exchange_errors(None, self.ranks)
         return []
 
     def call(self) -> OpaqueCall:
@@ -149,23 +149,23 @@ class Heard:
         )
 
 
-class SumAndTell:
+class SumWithErrors:
     """Callable that all-reduces a small tensor and, in the same message, exchanges errors of ops.
 
     Args:
         ranks: ranks over which the tensor is reduced.
-        told: ranks that exchange errors, of which ``ranks`` is a subset. Those that call this
-            report that their ``Agreed`` ops before it succeeded; if another rank reports an error,
-            all raise it.
+        error_ranks: ranks that exchange errors, of which ``ranks`` is a subset. Those that call
+            this report that each ``AgreedOp`` before it succeeded; if another rank reports an
+            error, all raise it.
         op: the reduction, such as "sum".
     """
 
-    def __init__(self, ranks: Ranks, told: Ranks, op: str) -> None:
-        self.ranks, self.told, self.op = ranks, told, op
+    def __init__(self, ranks: Ranks, error_ranks: Ranks, op: str) -> None:
+        self.ranks, self.error_ranks, self.op = ranks, error_ranks, op
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        notes, total = current().all_reduce_with_notes(xs[0], self.ranks, self.told, self.op)
-        heed(notes, self.told)
+        notes, total = current().all_reduce_with_notes(xs[0], self.ranks, self.error_ranks, self.op)
+        raise_first_error(notes, self.error_ranks)
         assert total is not None
         return [total.contiguous()]
 
@@ -177,14 +177,21 @@ class SumAndTell:
             sent: number of bytes that this rank sends.
         """
         name = f"all_reduce({self.op})"
-        text = f"tell {self.told} and {name} over {self.ranks}"
+        text = f"tell {self.error_ranks} and {name} over {self.ranks}"
         return OpaqueCall(
-            text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True
+            text,
+            self,
+            (shape_of(total),),
+            SUM_WITH_ERRORS,
+            name,
+            self.error_ranks,
+            sent,
+            computes=True,
         )
 
 
-class _Here:
-    """Placeholder for each tensor in the recorded arguments of an ``Agreed`` op.
+class _TensorPlaceholder:
+    """Placeholder for each tensor in the recorded arguments of an ``AgreedOp``.
 
     It is printed as ``x`` in the text of the call.
     """
@@ -193,4 +200,4 @@ class _Here:
         return "x"
 
 
-_HERE = _Here()
+_TENSOR_PLACEHOLDER = _TensorPlaceholder()

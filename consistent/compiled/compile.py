@@ -13,20 +13,20 @@ from typing import Any, Unpack
 
 import torch
 
-from mirrored.every_rank import gathered
-from mirrored.transports.failures import count_lack
+from mirrored.every_rank import gather_from_ranks
+from mirrored.transports.failures import count_out_of_memory
 
 from ..spec.nested import tensors_in
-from .agree import fit_together, least_and_most, no_program, sent
+from .agree import least_and_most, message_signatures, messages_match, no_program_reason
 from .backends import BACKENDS
 from .errors import CannotRecord
-from .key import key_of, kind_of
+from .key import key_of, key_without_sizes
 from .layout_search import Trial
-from .layout_search.trial import Following, Listening
-from .of_objects import OfObjects
+from .layout_search.trial import FollowingHooks, ListeningHooks
+from .of_objects import PerObject
 from .options import CompileOptions, Options, shows_options
 from .rates import Varying
-from .recording import Around, Recorded, StepSettings, record
+from .recording import Recorded, RecordingHooks, StepSettings, record
 from .show import save_page
 from .unsettled import Unsettled
 
@@ -55,36 +55,39 @@ class CompiledStep:
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.options = CompileOptions() if options is None else options
-        self._step, self._most = step, most
+        self._step, self._max_programs = step, most
         self._trial = Trial()
         backend = BACKENDS[self.options.backend]()
-        self._how = StepSettings(self.name, self.options, backend, Varying())
+        self._settings = StepSettings(self.name, self.options, backend, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
-        self._number = 0
+        self._last_number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
-        self._kinds: OrderedDict[Any, None] = OrderedDict()  # keys of programs, without sizes
-        self._of_objects = OfObjects(self._bound)
+        # Keys of programs, without sizes.
+        self._recorded_kinds: OrderedDict[Any, None] = OrderedDict()
+        self._steps_by_object = PerObject(self._bound_step)
 
     @property
     def programs(self) -> list[Recorded]:
         """The recordings that are kept, including failed ones; least recently used first."""
-        return [made for _, made in self._entries.values()]
+        return [recorded for _, recorded in self._entries.values()]
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
         """Return the compiled method of ``owner``, so that ``compile`` can decorate a method.
 
         Each object has programs of its own. On the class itself, return this object.
         """
-        return self if owner is None else self._of_objects[owner]
+        return self if owner is None else self._steps_by_object[owner]
 
-    def _bound(self, owner: Any) -> CompiledStep:
-        return CompiledStep(types.MethodType(self._step, owner), self.options, most=self._most)
+    def _bound_step(self, owner: Any) -> CompiledStep:
+        return CompiledStep(
+            types.MethodType(self._step, owner), self.options, most=self._max_programs
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(args, kwargs)
         except Exception as error:
-            count_lack(error)
+            count_out_of_memory(error)
             raise
 
     def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -92,11 +95,11 @@ class CompiledStep:
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
         key = key_of(args, kwargs)
-        number = self._agree(self._find(key, args, kwargs))
+        number = self._agree_on_program(self._find_program(key, args, kwargs))
         if number == _EAGER:
             if key is not None:
                 self._tries.setdefault(key, 0)
-                _shorten(self._tries)
+                _drop_oldest_keys(self._tries)
             return self._step(*args, **kwargs)
         if number == _RECORD:
             return self._record(key, args, kwargs)
@@ -105,7 +108,7 @@ class CompiledStep:
         if program.why is not None:
             return self._step(*args, **kwargs)
         if number in self._trial.pending:
-            return self._record_together(number, args, kwargs)
+            return self._record_with_joint_layouts(number, args, kwargs)
         return program.run(args, kwargs)
 
     def show(self, path: str | Path | None = None) -> str:
@@ -124,21 +127,23 @@ class CompiledStep:
 
     # -- which program -----------------------------------------------------------------------------
 
-    def _find(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> int:
+    def _find_program(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         if key is None:  # arguments that cannot be compared
             return _EAGER
-        given = tensors_in((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         for number in reversed(self._entries):
-            known, program = self._entries[number]
-            if known == key and program.fits(given):
+            entry_key, program = self._entries[number]
+            if entry_key == key and program.fits(tensors):
                 return number
         # A first call must run as written, since optimizers make their state in it. If a program
         # exists for other sizes of the same kind, that state exists, and the call is recorded at
         # once.
-        known = key in self._tries or kind_of(key, args, kwargs) in self._kinds
-        return _RECORD if known else _EAGER
+        has_state = (
+            key in self._tries or key_without_sizes(key, args, kwargs) in self._recorded_kinds
+        )
+        return _RECORD if has_state else _EAGER
 
-    def _agree(self, number: int) -> int:
+    def _agree_on_program(self, number: int) -> int:
         """Return what all ranks do in this call, given what this rank would do alone.
 
         ``number`` and the result are the number of a program to run, ``_RECORD``, or ``_EAGER``
@@ -152,48 +157,51 @@ class CompiledStep:
     # -- recording ---------------------------------------------------------------------------------
 
     def _record(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        around = Listening() if self.options.layouts else Around()
-        result, made = record(self._how, self._step, args, kwargs, around)
-        if isinstance(made, Unsettled):
+        hooks = ListeningHooks() if self.options.layouts else RecordingHooks()
+        result, recorded = record(self._settings, self._step, args, kwargs, hooks)
+        if isinstance(recorded, Unsettled):
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] < TRIES:
                 return result
-            made = Recorded.failed(made.text(self.name))
-        elif made.program is not None and not fit_together(gathered(sent(made.program))):
-            made = Recorded.failed(no_program(self.name))
-        self._number += 1
-        self._entries[self._number] = key, made
-        if made.why is None:
-            self._kinds[kind_of(key, args, kwargs)] = None
-            _shorten(self._kinds)
-        if len(self._entries) > self._most:
+            recorded = Recorded.failed(recorded.text(self.name))
+        elif recorded.program is not None and not messages_match(
+            gather_from_ranks(message_signatures(recorded.program))
+        ):
+            recorded = Recorded.failed(no_program_reason(self.name))
+        self._last_number += 1
+        self._entries[self._last_number] = key, recorded
+        if recorded.why is None:
+            self._recorded_kinds[key_without_sizes(key, args, kwargs)] = None
+            _drop_oldest_keys(self._recorded_kinds)
+        if len(self._entries) > self._max_programs:
             self._trial.pending.pop(self._entries.popitem(last=False)[0], None)
-        if isinstance(around, Listening) and made.program is not None:
-            self._trial.choose(self._number, made.program, around.chain)
-        if made.why is not None:
+        if isinstance(hooks, ListeningHooks) and recorded.program is not None:
+            self._trial.choose(self._last_number, recorded.program, hooks.chain)
+        if recorded.why is not None:
             if self.options.fullgraph:
-                raise CannotRecord(made.why)
+                raise CannotRecord(recorded.why)
             warnings.warn(
-                f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=4
+                f"{recorded.why}\n  This step runs as it is written, not as a program.",
+                stacklevel=4,
             )
         return result
 
-    def _record_together(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record_with_joint_layouts(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the step again with ``layouts="auto"``, and keep the program that sends less.
 
         In this second recording, each op gets the layouts that were chosen for all ops together
         after the first one, which is program ``number``. Return the result of the step.
         """
-        key, alone = self._entries[number]
-        around = Following(self._trial.pending[number])
-        result, made = record(self._how, self._step, args, kwargs, around)
-        self._entries[number] = key, self._trial.better(number, alone, made, around)
+        key, op_by_op = self._entries[number]
+        hooks = FollowingHooks(self._trial.pending[number])
+        result, recorded = record(self._settings, self._step, args, kwargs, hooks)
+        self._entries[number] = key, self._trial.better(number, op_by_op, recorded, hooks)
         return result
 
 
-def _shorten(known: OrderedDict[Any, Any]) -> None:
-    while len(known) > MOST_KEYS:
-        known.popitem(last=False)
+def _drop_oldest_keys(keys: OrderedDict[Any, Any]) -> None:
+    while len(keys) > MOST_KEYS:
+        keys.popitem(last=False)
 
 
 @shows_options
@@ -225,6 +233,6 @@ def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Optio
     Raises:
         ValueError, ImportError: an option is not available; ``CompileOptions`` lists the cases.
     """
-    given = CompileOptions(**options)
-    made = functools.partial(CompiledStep, options=given)
-    return made if step is None else made(step)
+    checked_options = CompileOptions(**options)
+    make_step = functools.partial(CompiledStep, options=checked_options)
+    return make_step if step is None else make_step(step)

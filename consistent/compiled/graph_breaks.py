@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.base.unseen import unseen
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ..spec.nested import tensors_in
 from .program import Read
 from .rates import Rates, Varying
-from .reached import Reached
+from .reached import ReachableState
 from .recorder import Recorder
 
-_BY_TENSORS = (torch.optim.Adam, torch.optim.AdamW)
+_RECORDABLE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW)
 _MISSING: Any = object()
 
 
 @contextmanager
-def listening(
+def intercept_optimizers(
     recorder: Recorder,
-    reached: Reached,
+    reached: ReachableState,
     rates: Rates,
     changes: Callable[[], list[Any]],
-    know: Callable[[], None],
+    note_sources: Callable[[], None],
     varying: Varying,
 ) -> Iterator[None]:
     """Intercept ``step()`` of optimizers and schedules, and calls of scalers, inside the block.
@@ -45,35 +45,37 @@ def listening(
         rates: tracker of the numbers in the optimizers' param groups.
         changes: returns the tensors that the step has assigned to attributes, gradients and so on
             since ``changes`` was last called.
-        know: called after a graph break, to note which tensors these attributes then hold.
+        note_sources: called after a graph break, to note which tensors these attributes then hold.
         varying: optimizers that are not recorded, because their numbers vary from call to call.
     """
-    as_written = partial(_as_written, recorder, rates, changes, know)
+    as_graph_break = partial(_as_graph_break, recorder, rates, changes, note_sources)
     with ExitStack() as stack:
         for optimizer in reached.optimizers:
             name = f"{type(optimizer).__name__}.step"
-            by_tensors = _is_by_tensors(optimizer) and optimizer not in varying
-            made = (
-                _traced(recorder, rates, optimizer)
-                if by_tensors
-                else as_written(optimizer, "step", name)
+            is_recordable = _is_recordable(optimizer) and optimizer not in varying
+            replacement = (
+                _as_recorded_step(recorder, rates, optimizer)
+                if is_recordable
+                else as_graph_break(optimizer, "step", name)
             )
-            stack.enter_context(_put(optimizer, "step", made))
+            stack.enter_context(_patched_attribute(optimizer, "step", replacement))
         for schedule in reached.schedules:
             name = f"{type(schedule).__name__}.step"
-            stack.enter_context(_put(schedule, "step", as_written(schedule, "step", name)))
+            stack.enter_context(
+                _patched_attribute(schedule, "step", as_graph_break(schedule, "step", name))
+            )
         for scaler in reached.scalers:
             for method in ("step", "update", "unscale_"):
-                made = as_written(scaler, method, f"GradScaler.{method}")
-                stack.enter_context(_put(scaler, method, made))
+                replacement = as_graph_break(scaler, method, f"GradScaler.{method}")
+                stack.enter_context(_patched_attribute(scaler, method, replacement))
         yield
 
 
-def _as_written(
+def _as_graph_break(
     recorder: Recorder,
     rates: Rates,
     changes: Callable[[], list[Any]],
-    know: Callable[[], None],
+    note_sources: Callable[[], None],
     owner: Any,
     method: str,
     text: str,
@@ -81,7 +83,7 @@ def _as_written(
     """Return a replacement for a method of ``owner`` that makes its call a graph break.
 
     Called during a recording, it ends the segment of recorded ops, and runs the original method
-    unrecorded. Arguments that are not listed here are those of ``listening``.
+    unrecorded. Arguments that are not listed here are those of ``intercept_optimizers``.
 
     Args:
         owner, method: an optimizer, schedule or scaler, and the name of its method.
@@ -89,49 +91,49 @@ def _as_written(
     """
     original = getattr(owner, method)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with rates.let():
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with rates.suspended():
             if tensors_in((args, kwargs)) and not recorder.is_paused:
-                recorder.refuse(
+                recorder.give_up(
                     f"{text} is given a tensor, and it is called as it is written, beside the "
                     "program.\n  Call it outside the step."
                 )
-            recorder.left_to_python.add(id(owner))
+            recorder.unrecorded_owners.add(id(owner))
             if recorder.is_paused:  # inside another such call, such as GradScaler.step
                 return original(*args, **kwargs)
             recorder.check_seeds()
             writes = changes()
             out = recorder.break_graph(lambda: original(*args, **kwargs), text, writes)
-            know()
+            note_sources()
             return out
 
-    return called
+    return wrapper
 
 
-def _traced(recorder: Recorder, rates: Rates, optimizer: Any) -> Callable[..., Any]:
+def _as_recorded_step(recorder: Recorder, rates: Rates, optimizer: Any) -> Callable[..., Any]:
     """Return a replacement for ``optimizer.step`` that lets the ops of the optimizer be recorded.
 
     A call in which the optimizer creates its state runs unrecorded.
     """
     original = optimizer.step
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with rates.let():
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with rates.suspended():
             if recorder.is_paused:
                 return original(*args, **kwargs)
             # This call creates the optimizer's state, which the next call will not do, so it is
             # not recorded.
-            if _makes_state(optimizer):
+            if _creates_state(optimizer):
                 with recorder.paused():
                     return original(*args, **kwargs)
-            with _by_tensors(recorder, optimizer):
+            with _numbers_in_tensors(recorder, optimizer):
                 return original(*args, **kwargs)
 
-    return called
+    return wrapper
 
 
 @contextmanager
-def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(owner).get(name, _MISSING)
     # The instance attribute hides the method of the class; removing it restores the method.
     vars(owner)[name] = value
@@ -144,50 +146,50 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
             vars(owner)[name] = before
 
 
-def _is_by_tensors(optimizer: Any) -> bool:
+def _is_recordable(optimizer: Any) -> bool:
     """Return whether the optimizer can keep step count and learning rate in tensors.
 
     Its ops are recorded if so. Adam and AdamW can. A fused one cannot: it is already a single torch
     op, which compilers do not support with a tensor as learning rate.
     """
-    return type(optimizer) in _BY_TENSORS and not any(
+    return type(optimizer) in _RECORDABLE_OPTIMIZERS and not any(
         group.get("differentiable") or group.get("fused") for group in optimizer.param_groups
     )
 
 
-def _makes_state(optimizer: Any) -> bool:
+def _creates_state(optimizer: Any) -> bool:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return any(p.grad is not None and not optimizer.state.get(p) for p in params)
 
 
 @contextmanager
-def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
+def _numbers_in_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
     """Let the optimizer read step count and learning rate from tensors, inside the block.
 
     Its ops can then be recorded. The count is float64 meanwhile: in float32, the bias correction
     would lose four digits compared with Python's arithmetic.
     """
-    kept, counts = [], []
-    for of_one in optimizer.state.values():
-        count = of_one.get("step")
+    group_settings, counts = [], []
+    for param_state in optimizer.state.values():
+        count = param_state.get("step")
         if isinstance(count, torch.Tensor) and count.dtype is torch.float32:
-            of_one["step"] = count.double()
-            counts.append((of_one, count))
+            param_state["step"] = count.double()
+            counts.append((param_state, count))
     for group in optimizer.param_groups:
-        kept.append((group, group["lr"], group.get("capturable")))
+        group_settings.append((group, group["lr"], group.get("capturable")))
         if isinstance(group["lr"], float | int):
-            with unseen():
+            with hidden_from_modes():
                 rate = torch.tensor(float(group["lr"]), dtype=torch.float64)
-            recorder.recorded.keep(rate)
-            recorder.recorded.know(Read("rate", group, rate), rate)
+            recorder.recorded.keep_alive(rate)
+            recorder.recorded.add_input(Read("rate", group, rate), rate)
             group["lr"] = rate
         group["capturable"] = True
     try:
         yield
     finally:
-        for group, rate, capturable in kept:
+        for group, rate, capturable in group_settings:
             group["lr"], group["capturable"] = rate, capturable
-        for of_one, count in counts:
+        for param_state, count in counts:
             # Back into the float32 tensor, which is the object that the optimizer keeps.
-            count.copy_(of_one["step"])
-            of_one["step"] = count
+            count.copy_(param_state["step"])
+            param_state["step"] = count

@@ -11,8 +11,8 @@ from ..dispatch.plans.shards import is_global
 from .memory import extent, geometry
 from .sources import ABSENT, FunctionKey, Source, read
 
-SIMPLE = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
-_Off = torch._C.DisableTorchFunction
+SIMPLE_TYPES = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 _device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 
@@ -37,10 +37,10 @@ class Guard(NamedTuple):
     def holds(self) -> bool:
         """Return whether the value is still the same object, or an equal number or string."""
         now = read(self.store, self.key)
-        return now is self.value or same_value(now, self.value, self.is_asked)
+        return now is self.value or same_value(now, self.value, self.is_function_guard)
 
     @property
-    def is_asked(self) -> bool:
+    def is_function_guard(self) -> bool:
         """Return whether a ``FunctionKey`` computes the value, instead of reading it at a key."""
         return isinstance(self.key, FunctionKey)
 
@@ -51,18 +51,18 @@ def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
     The types must be equal too: 1 and 1.0 are not the same. Other objects are compared, by ``==``,
     only with ``by_value``; without it they count as different.
     """
-    if type(before) is tuple and type(now) is tuple and is_number(before):
+    if type(before) is tuple and type(now) is tuple and is_simple_value(before):
         return len(now) == len(before) and all(map(same_value, now, before))
-    by_value = by_value or isinstance(before, SIMPLE)
+    by_value = by_value or isinstance(before, SIMPLE_TYPES)
     return by_value and type(now) is type(before) and bool(now == before)
 
 
-def is_number(x: Any) -> bool:
+def is_simple_value(x: Any) -> bool:
     """Return whether ``x`` is a number, string or other simple value, or a tuple of these.
 
     Guards compare such values by ``==``, and other objects by identity.
     """
-    return all(map(is_number, x)) if type(x) is tuple else isinstance(x, SIMPLE)
+    return all(map(is_simple_value, x)) if type(x) is tuple else isinstance(x, SIMPLE_TYPES)
 
 
 class Guards:
@@ -79,26 +79,26 @@ class Guards:
         self, guards: Sequence[Guard], sources: Sequence[Source], given: Sequence[torch.Tensor]
     ) -> None:
         self._sources = sources
-        tensors = self._now()
-        with _Off():
-            self._likes = [_like(x) for x in tensors]
-            self._shared = _sharing([*tensors, *given])
+        tensors = self._read_sources()
+        with _DisableTorchFunction():
+            self._metadata = [_tensor_metadata(x) for x in tensors]
+            self._recorded_sharing = _memory_sharing([*tensors, *given])
         # Grouped by how they are read: a method call for each guard would take longer than the
         # comparison.
-        self._in_dicts: list[tuple[dict, Any, Any]] = []
-        self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        self._others: list[Guard] = []
+        self._dict_guards: list[tuple[dict, Any, Any]] = []
+        self._function_guards: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._other_guards: list[Guard] = []
         self.add(guards)
 
     def add(self, guards: Sequence[Guard]) -> None:
         """Add guards, which are compared before each run as well."""
         for guard in guards:
-            if guard.is_asked:
-                self._asked.append((guard.key.ask, guard.store, guard.value))
+            if guard.is_function_guard:
+                self._function_guards.append((guard.key.function, guard.store, guard.value))
             elif type(guard.store) is dict:
-                self._in_dicts.append((guard.store, guard.key, guard.value))
+                self._dict_guards.append((guard.store, guard.key, guard.value))
             else:
-                self._others.append(guard)
+                self._other_guards.append(guard)
 
     def holds(self, given: Sequence[torch.Tensor]) -> bool:
         """Return whether the program is valid for the present state and the arguments ``given``.
@@ -106,46 +106,46 @@ class Guards:
         All guards must hold. The parameters, gradients and other tensors of the step must have the
         same layouts, sizes and dtypes as in the recording, and share memory in the same way.
         """
-        for store, key, value in self._in_dicts:
+        for store, key, value in self._dict_guards:
             now = store.get(key, ABSENT)
             if now is not value and not same_value(now, value):
                 return False
-        for ask, store, value in self._asked:
+        for ask, store, value in self._function_guards:
             now = ask(store)
             if now is not value and not same_value(now, value, by_value=True):
                 return False
-        if not all(guard.holds() for guard in self._others):
+        if not all(guard.holds() for guard in self._other_guards):
             return False
-        tensors = self._now()
-        with _Off():
-            if list(map(_like, tensors)) != self._likes:
+        tensors = self._read_sources()
+        with _DisableTorchFunction():
+            if list(map(_tensor_metadata, tensors)) != self._metadata:
                 return False
-            return _sharing([*tensors, *given]) == self._shared
+            return _memory_sharing([*tensors, *given]) == self._recorded_sharing
 
-    def _now(self) -> list[Any]:
+    def _read_sources(self) -> list[Any]:
         return [source.read() for source in self._sources]
 
 
-def _sharing(tensors: list[Any]) -> list[int]:
+def _memory_sharing(tensors: list[Any]) -> list[int]:
     """Return which tensors share memory: for each, the index of the first one that it overlaps.
 
     Example: ``[a, b, a[1:]]`` gives [0, 1, 0]. What is no strided tensor gets -1. Disjoint parts of
     one storage count as not shared: gradients that arrived in one message are such parts, and the
     gradients of the next step need not be.
     """
-    first: dict[int, int] = {}
-    found, together = [], False
+    first_by_storage: dict[int, int] = {}
+    first_indices, has_shared_storage = [], False
     for i, x in enumerate(tensors):
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
-            found.append(first.setdefault(_T.untyped_storage(x)._cdata, i))
+            first_indices.append(first_by_storage.setdefault(_T.untyped_storage(x)._cdata, i))
             # Only if two tensors have one storage is the slower comparison of their bytes needed.
-            together = together or found[i] != i
+            has_shared_storage = has_shared_storage or first_indices[i] != i
         else:
-            found.append(-1)
-    return _overlapping(tensors, found) if together else found
+            first_indices.append(-1)
+    return _first_overlapping(tensors, first_indices) if has_shared_storage else first_indices
 
 
-def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
+def _first_overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
     """Return for each tensor the index of the first tensor whose bytes it overlaps.
 
     Overlaps through further tensors count too. ``storages`` has for each tensor the index of the
@@ -155,24 +155,24 @@ def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
     for i, (x, storage) in enumerate(zip(tensors, storages, strict=True)):
         begin, end = extent(geometry(x)) if storage >= 0 else (0, 0)
         if begin < end:
-            part = begin * x.element_size(), end * x.element_size(), i
-            by_storage.setdefault(storage, []).append(part)
-    found = [i if storage >= 0 else -1 for i, storage in enumerate(storages)]
-    for parts in by_storage.values():
+            span = begin * x.element_size(), end * x.element_size(), i
+            by_storage.setdefault(storage, []).append(span)
+    first_indices = [i if storage >= 0 else -1 for i, storage in enumerate(storages)]
+    for spans in by_storage.values():
         groups: list[list[int]] = []
-        reached = -1
-        for begin, end, i in sorted(parts):
-            if begin >= reached:
+        group_end = -1
+        for begin, end, i in sorted(spans):
+            if begin >= group_end:
                 groups.append([])
             groups[-1].append(i)
-            reached = max(reached, end)
+            group_end = max(group_end, end)
         for group in groups:
             for i in group:
-                found[i] = min(group)
-    return found
+                first_indices[i] = min(group)
+    return first_indices
 
 
-def _like(x: Any) -> Any:
+def _tensor_metadata(x: Any) -> Any:
     """Return the properties of a tensor that a program depends on, for comparison by ``==``.
 
     These are its layout, size and strides, dtype, device, and whether it requires grad and is a

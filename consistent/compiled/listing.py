@@ -13,24 +13,24 @@ from typing import Any
 from torch.fx import Node
 
 from ..drawing.words import layout_text, sbp_text, short_site
-from ..spec.nested import map_each
+from ..spec.nested import map_instances
 from .opaque import (
     DRAWN,
-    ORDERED,
-    SENDING,
-    START,
+    ORDERED_OPS,
+    SENDING_OPS,
     START_MESSAGE,
-    WAIT,
+    START_REDUCE,
     WAIT_MESSAGE,
+    WAIT_REDUCE,
 )
 
 Program = Segment = Any  # defined in program.py, which imports this file
 
-_WORDS = {
+_ROW_KINDS = {
     DRAWN: "random",
-    START: "start",
+    START_REDUCE: "start",
     START_MESSAGE: "start",
-    WAIT: "wait for",
+    WAIT_REDUCE: "wait for",
     WAIT_MESSAGE: "wait for",
 }
 
@@ -50,8 +50,8 @@ class ListingRow:
         boxing: (SBPs before, SBPs after) as text, if the message changes the layout of a global
             tensor.
         name: name of the op or message alone.
-        again: whether the row computes an earlier op again (rematerialization), instead of holding
-            its result.
+        is_recomputed: whether the row computes an earlier op again (rematerialization), instead of
+            holding its result.
     """
 
     kind: str
@@ -62,15 +62,15 @@ class ListingRow:
     held: int = 0
     boxing: tuple[str, str] | None = None
     name: str = ""
-    again: bool = False
+    is_recomputed: bool = False
 
     @property
-    def at(self) -> str:
+    def location(self) -> str:
         """The line of the step as ``train.py:12``; for a recomputed op, ``train.py:12, again``."""
-        return short_site(self.where) + (", again" if self.again else "")
+        return short_site(self.where) + (", again" if self.is_recomputed else "")
 
     @property
-    def move(self) -> str:
+    def boxing_text(self) -> str:
         """The change of layout that a message makes, such as ``P -all_reduce-> B``.
 
         If the layouts are unknown, the name of the message.
@@ -82,12 +82,14 @@ class ListingRow:
 def rows(program: Program) -> Iterator[ListingRow]:
     """Yield the rows of the whole program, in the order in which it runs."""
     # Values inside segments are numbered after those that segments pass on.
-    fresh = count(program.count)
+    new_numbers = count(program.count)
     for part in program.segments:
-        yield from _rows(program, part, fresh)
+        yield from _segment_rows(program, part, new_numbers)
 
 
-def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[ListingRow]:
+def _segment_rows(
+    program: Program, part: Segment, new_numbers: Iterator[int]
+) -> Iterator[ListingRow]:
     nodes = part.graph.graph.nodes
     names: dict[Node, str] = {}
     inputs = (node for node in nodes if node.op == "placeholder")
@@ -95,7 +97,7 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Lis
         names[node] = f"%{number}"
     for number, read in part.reads:
         text = f"%{number} = {_read_text(read)}"
-        yield _read(text, read.x)
+        yield _read_row(text, read.x)
     numbers = iter(part.outputs)
     returned: Any = next(n for n in nodes if n.op == "output").args[0]
     outs = {node: f"%{next(numbers)}" for node in returned}
@@ -103,12 +105,12 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Lis
         if node.op in ("placeholder", "output"):
             continue
         if is_item(node):  # %3[0]
-            whole, i = node.args
-            names[node] = names[whole] if len(whole.users) == 1 else f"{names[whole]}[{i}]"
+            source, i = node.args
+            names[node] = names[source] if len(source.users) == 1 else f"{names[source]}[{i}]"
             if node in outs:
-                yield ListingRow("item", f"{outs[node]} = {names[node]}", _layout(node))
+                yield ListingRow("item", f"{outs[node]} = {names[node]}", _node_layout(node))
             continue
-        names[node] = outs.get(node) or f"%{next(fresh)}"
+        names[node] = outs.get(node) or f"%{next(new_numbers)}"
         yield row(program, node, names)
     for write in part.writes:
         value = "None" if write.value is None else f"%{write.value.value}"
@@ -124,49 +126,54 @@ def row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
         names: names of the nodes that are shown before, such as ``%4``; others are shown by their
             fx name.
     """
-    made = _row(program, node, names)
-    made.again = bool(node.meta.get("again"))
-    return made
+    result = _node_row(program, node, names)
+    result.is_recomputed = bool(node.meta.get("again"))
+    return result
 
 
-def _row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
-    where, mine = node.meta.get("where", ""), names.get(node, f"%{node.name}")
+def _node_row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
+    where, own_name = node.meta.get("where", ""), names.get(node, f"%{node.name}")
     if node.op == "get_attr":
-        return ListingRow("op", f"{mine} = constant {node.target}", where=where, name="constant")
-    if node.target in ORDERED or node.target is DRAWN:
+        return ListingRow(
+            "op", f"{own_name} = constant {node.target}", where=where, name="constant"
+        )
+    if node.target in ORDERED_OPS or node.target is DRAWN:
         call = program.calls[node.args[2 if node.target is DRAWN else 1]]  # type: ignore[index]
         kind = call.kind or call.text.split(" ")[0]
-        word = _WORDS.get(node.target, "message")  # type: ignore[arg-type]
-        given = _shown(node.args[:1], names)
+        row_kind = _ROW_KINDS.get(node.target, "message")  # type: ignore[arg-type]
+        inputs_text = _args_text(node.args[:1], names)
         results = list(node.users)
-        layout, boxing = "".join(_layout(user) for user in results[:1]), node.meta.get("boxing")
+        layout, boxing = (
+            "".join(_node_layout(user) for user in results[:1]),
+            node.meta.get("boxing"),
+        )
         if boxing is not None:
             source, target = boxing
             if not layout:  # a reduction in place, or a message without readers in this segment
                 x = node.args[0]
                 layout = (
-                    f"{_layout(x)} {sbp_text(target)}"
+                    f"{_node_layout(x)} {sbp_text(target)}"
                     if isinstance(x, Node)
                     else layout_text(target, target.dtype, target.shape)
                 )
             layout = f"{layout} from {sbp_text(source)}"
         return ListingRow(
-            word,
-            f"{mine} = {word} {kind}({given})",
+            row_kind,
+            f"{own_name} = {row_kind} {kind}({inputs_text})",
             layout,
             where,
-            call.bytes if node.target in SENDING else None,
-            sum(map(_held, results)),
+            call.bytes if node.target in SENDING_OPS else None,
+            sum(map(_result_bytes, results)),
             None if boxing is None else (sbp_text(boxing[0]), sbp_text(boxing[1])),
             kind,
         )
     name = str(node.target).removeprefix("aten.").rpartition(".")[0]
-    shown = [_shown([x], names) for x in node.args]
-    shown += [f"{k}={_shown([x], names)}" for k, x in node.kwargs.items()]
-    text = f"{mine} = {name}({', '.join(shown)})"
+    arg_texts = [_args_text([x], names) for x in node.args]
+    arg_texts += [f"{k}={_args_text([x], names)}" for k, x in node.kwargs.items()]
+    text = f"{own_name} = {name}({', '.join(arg_texts)})"
     results = [node] if "shape" in node.meta else [user for user in node.users if is_item(user)]
-    layout = "".join(map(_layout, results[:1]))
-    return ListingRow("op", text, layout, where, held=sum(map(_held, results)), name=name)
+    layout = "".join(map(_node_layout, results[:1]))
+    return ListingRow("op", text, layout, where, held=sum(map(_result_bytes, results)), name=name)
 
 
 def _read_text(read: Any) -> str:
@@ -182,36 +189,39 @@ def is_item(node: Node) -> bool:
     return node.target is operator.getitem
 
 
-def _shown(args: Any, names: dict[Node, str]) -> str:
-    shown = [map_each(_listed(x), Node, lambda n: _Name(names.get(n, f"%{n.name}"))) for x in args]
-    return ", ".join(map(repr, shown))
+def _args_text(args: Any, names: dict[Node, str]) -> str:
+    values = [
+        map_instances(_tuples_to_lists(x), Node, lambda n: _UnquotedStr(names.get(n, f"%{n.name}")))
+        for x in args
+    ]
+    return ", ".join(map(repr, values))
 
 
-def _listed(x: Any) -> Any:
-    return [_listed(y) for y in x] if isinstance(x, list | tuple) else x
+def _tuples_to_lists(x: Any) -> Any:
+    return [_tuples_to_lists(y) for y in x] if isinstance(x, list | tuple) else x
 
 
-class _Name(str):
+class _UnquotedStr(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def _layout(node: Node) -> str:
+def _node_layout(node: Node) -> str:
     spec = node.meta.get("spec")
     if spec is not None:
         return layout_text(spec, spec.dtype, spec.shape)
     return layout_text(None, node.meta["dtype"], node.meta["shape"]) if "shape" in node.meta else ""
 
 
-def _held(node: Node) -> int:
+def _result_bytes(node: Node) -> int:
     if "shape" not in node.meta:
         return 0
     return math.prod(node.meta["shape"]) * node.meta["dtype"].itemsize
 
 
-def _read(text: str, x: Any) -> ListingRow:
+def _read_row(text: str, x: Any) -> ListingRow:
     """Return the row of a value that a segment reads before its ops run, such as a parameter.
 
     Args:
@@ -221,7 +231,7 @@ def _read(text: str, x: Any) -> ListingRow:
     """
     if x is None:
         return ListingRow("read", text)
-    held = x.bytes if hasattr(x, "bytes") else x.nbytes
+    nbytes = x.bytes if hasattr(x, "bytes") else x.nbytes
     return ListingRow(
-        "read", text, layout_text(getattr(x, "spec", None), x.dtype, x.shape), held=held
+        "read", text, layout_text(getattr(x, "spec", None), x.dtype, x.shape), held=nbytes
     )

@@ -14,19 +14,19 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 Geometry = tuple
-_Off = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor  # its methods give the shard of a global tensor; x.size() gives the whole
 
 
 def storage_of(x: torch.Tensor) -> int:
     """Return a number that identifies the storage of ``x``, equal for all views of one storage."""
-    with _Off():
+    with _DisableTorchFunction():
         return _T.untyped_storage(x)._cdata
 
 
-def held_by(x: torch.Tensor) -> int:
+def storage_bytes(x: torch.Tensor) -> int:
     """Return the size of the storage of ``x`` in bytes; 0 on ``meta``."""
-    with _Off():
+    with _DisableTorchFunction():
         if not has_memory(x) or x.is_meta:
             return 0
         return _T.untyped_storage(x).nbytes()
@@ -34,7 +34,7 @@ def held_by(x: torch.Tensor) -> int:
 
 def geometry(x: torch.Tensor) -> Geometry:
     """Return where ``x`` is in its storage: offset, size, strides, dtype, conj and neg bits."""
-    with _Off():
+    with _DisableTorchFunction():
         return (
             _T.storage_offset(x),
             tuple(_T.size(x)),
@@ -59,13 +59,13 @@ def extent(where: Sequence[Any]) -> tuple[int, int]:
 
 def has_memory(x: torch.Tensor) -> bool:
     """Return whether ``x`` is strided and has storage."""
-    with _Off():
+    with _DisableTorchFunction():
         return x.layout is torch.strided and not _T._is_zerotensor(x)
 
 
 def is_contiguous(x: torch.Tensor) -> bool:
     """Return whether ``x`` is strided and contiguous."""
-    with _Off():
+    with _DisableTorchFunction():
         return has_memory(x) and _T.is_contiguous(x)
 
 
@@ -78,25 +78,25 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self._values: dict[int, dict[Geometry, Any]] = {}
-        self._numbers: dict[int, StorageWeakRef] = {}
-        self._objects: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._storage_refs: dict[int, StorageWeakRef] = {}
+        self._values_by_id: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def put(self, x: torch.Tensor, value: Any) -> None:
         """Record that the memory of ``x`` contains ``value`` from here on."""
         if not has_memory(x):
             # The tensor is kept too, so that its id is not reused.
-            self._objects[id(x)] = value, x
+            self._values_by_id[id(x)] = value, x
             return
         number = storage_of(x)
-        if number not in self._numbers:
-            with _Off():
-                self._numbers[number] = StorageWeakRef(_T.untyped_storage(x))
+        if number not in self._storage_refs:
+            with _DisableTorchFunction():
+                self._storage_refs[number] = StorageWeakRef(_T.untyped_storage(x))
         self._values.setdefault(number, {})[geometry(x)] = value
 
     def find(self, x: torch.Tensor) -> Any:
         """Return the value in the memory of ``x``; None if there is none with its geometry."""
         if not has_memory(x):
-            return self._objects.get(id(x), (None, x))[0]
+            return self._values_by_id.get(id(x), (None, x))[0]
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:

@@ -9,36 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Ranks, Transport
-from mirrored.transports.base.unseen import unseen
+from mirrored.comm import CompletedHandle, Handle, Ranks, Transport
+from mirrored.transports.base.unseen import hidden_from_modes
 from mirrored.transports.base.wrapper import Wrapper
-from mirrored.transports.counting import call_of, counting, given_to
+from mirrored.transports.counting import arguments_by_name, counting, record_of
 from mirrored.transports.default import current
 
 from ..spec.nested import map_tensors, tensors_in
-from .agreeing import SumAndTell
-from .opaque import OpaqueCall, put, shape_of
+from .agreeing import SumWithErrors
+from .opaque import OpaqueCall, copy_unless_same_memory, shape_of
 
 # (call, tensors, results)
-Note = Callable[[OpaqueCall, list[Tensor], list[Tensor]], None]
-Reducing = Callable[[OpaqueCall, Tensor], None]
+MessageCallback = Callable[[OpaqueCall, list[Tensor], list[Tensor]], None]
+ReduceCallback = Callable[[OpaqueCall, Tensor], None]
 
 
-_NOT_IN_A_PROGRAM = frozenset(
+_UNRECORDED_METHODS = frozenset(
     "shares link hosts_of bytes_by_messages gather_objects gather_notes abandon".split()
 )
 
 
-class Noting(Wrapper):
+class RecordingTransport(Wrapper):
     """Transport that forwards every call to ``inner``, and records those that send tensors.
 
     Args:
-        note: called with (call, sent tensors, results) for each message.
-        start, wait: called with (call, tensor) when an in-place all-reduce starts, and when it is
-            waited for.
-        refuse: called with the reason if a call cannot be part of a program.
-        tells: called with ranks before a sum; returns whether these ranks exchange errors in the
-            message of the sum (``agreeing.py``).
+        on_message: called with (call, sent tensors, results) for each message.
+        on_reduce_start, on_reduce_wait: called with (call, tensor) when an in-place all-reduce
+            starts, and when it is waited for.
+        give_up: called with the reason if a call cannot be part of a program.
+        carries_errors: called with ranks before a sum; returns whether these ranks exchange errors
+            in the message of the sum (``agreeing.py``).
     """
 
     records = True
@@ -46,52 +46,56 @@ class Noting(Wrapper):
     def __init__(
         self,
         inner: Transport,
-        note: Note,
-        start: Reducing,
-        wait: Reducing,
-        refuse: Callable[[str], None],
-        tells: Callable[[Ranks], bool],
+        on_message: MessageCallback,
+        on_reduce_start: ReduceCallback,
+        on_reduce_wait: ReduceCallback,
+        give_up: Callable[[str], None],
+        carries_errors: Callable[[Ranks], bool],
     ) -> None:
         super().__init__(inner)
-        self._tells = tells
-        self._note, self._start, self._wait = note, start, wait
-        self._count, self._refuse = 0, refuse
+        self._carries_errors = carries_errors
+        self._on_message, self._on_reduce_start, self._on_reduce_wait = (
+            on_message,
+            on_reduce_start,
+            on_reduce_wait,
+        )
+        self._start_count, self._give_up = 0, give_up
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name in _NOT_IN_A_PROGRAM:
-            with unseen():
+        if name in _UNRECORDED_METHODS:
+            with hidden_from_modes():
                 return super().pass_on(name, *args, **kwargs)
-        if name not in _SENDING:
-            self._refuse(
+        if name not in _SENDING_METHODS:
+            self._give_up(
                 f"{name}: a step of one program does not send between stages.\n"
                 "  Stages are run by consistent.nn.pipeline, or by nn.Graph with micro-batches."
             )
             return super().pass_on(name, *args, **kwargs)
-        places = kwargs.pop("out", None)
-        given = given_to(name, args, kwargs)
-        if len(given["ranks"]) == 1:  # nothing is sent: the ops inside are recorded as ops
-            more = {} if places is None else {"out": places}
-            return getattr(self.inner, name)(*args, **kwargs, **more)
-        counted = call_of(self.rank, given, name)
-        passed = _Passed(name, args, kwargs)
-        with unseen():
-            results = [x.contiguous() for x in _listed(getattr(self.inner, name)(*args, **kwargs))]
+        out_buffers = kwargs.pop("out", None)
+        arguments = arguments_by_name(name, args, kwargs)
+        if len(arguments["ranks"]) == 1:  # nothing is sent: the ops inside are recorded as ops
+            out_keyword = {} if out_buffers is None else {"out": out_buffers}
+            return getattr(self.inner, name)(*args, **kwargs, **out_keyword)
+        call_info = record_of(self.rank, arguments, name)
+        transport_call = _TransportCall(name, args, kwargs)
+        with hidden_from_modes():
+            results = [x.contiguous() for x in _as_list(getattr(self.inner, name)(*args, **kwargs))]
         call = OpaqueCall(
-            passed.text(),
-            passed,
+            transport_call.text(),
+            transport_call,
             tuple(map(shape_of, results)),
             name,
-            given.get("op", "sum" if "reduce" in name else ""),
-            counted.ranks,
-            counted.bytes,
-            _own_part(self.rank, given) if name == "all_gather_into_tensor" else None,
-            _gathered(name, given),
+            arguments.get("op", "sum" if "reduce" in name else ""),
+            call_info.ranks,
+            call_info.bytes,
+            _own_part(self.rank, arguments) if name == "all_gather_into_tensor" else None,
+            _gathered_parts(name, arguments),
         )
-        self._note(call, tensors_in((args, kwargs)), results)
-        made: Any = results if name in _LISTS else results[0]
-        if places is None:
-            return made
-        return [place.copy_(x) for place, x in zip(places, made, strict=True)]
+        self._on_message(call, tensors_in((args, kwargs)), results)
+        result: Any = results if name in _METHODS_OF_LISTS else results[0]
+        if out_buffers is None:
+            return result
+        return [buffer.copy_(x) for buffer, x in zip(out_buffers, result, strict=True)]
 
     # Callers may pass ``out`` by position, and ``pass_on`` expects it as a keyword.
 
@@ -112,25 +116,27 @@ class Noting(Wrapper):
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         if len(ranks) == 1 or x.numel() == 0:
-            return Done(x)
-        given = {"x": x, "ranks": ranks}
-        sent = call_of(self.rank, given, "all_reduce_async").bytes
-        self._count += 1  # part of the text, so a start and its wait share one call number
-        text = f"all_reduce {ranks} {op} {self._count}"
-        call = OpaqueCall(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
-        with unseen():
-            under_way = self.inner.all_reduce_async(x.detach(), ranks, op)
-        self._start(call, x)
-        return _Noted(call, x, under_way, self._wait)
+            return CompletedHandle(x)
+        arguments = {"x": x, "ranks": ranks}
+        sent_bytes = record_of(self.rank, arguments, "all_reduce_async").bytes
+        self._start_count += 1  # part of the text, so a start and its wait share one call number
+        text = f"all_reduce {ranks} {op} {self._start_count}"
+        call = OpaqueCall(
+            text, _AllReduceStart(ranks, op), (), "all_reduce", op, tuple(ranks), sent_bytes
+        )
+        with hidden_from_modes():
+            handle = self.inner.all_reduce_async(x.detach(), ranks, op)
+        self._on_reduce_start(call, x)
+        return _RecordedHandle(call, x, handle, self._on_reduce_wait)
 
     def as_one(
         self, run: Callable[[list[Tensor]], list[Tensor]], xs: list[Tensor], ranks: Ranks
     ) -> list[Tensor]:
-        with unseen(), counting(self.inner) as sent:
+        with hidden_from_modes(), counting(self.inner) as sent_count:
             results = [x.contiguous() for x in run(xs)]
         outs = tuple(map(shape_of, results))
-        call = OpaqueCall(repr(run), run, outs, "as_one", "", tuple(ranks), sent.bytes)
-        self._note(call, xs, results)
+        call = OpaqueCall(repr(run), run, outs, "as_one", "", tuple(ranks), sent_count.bytes)
+        self._on_message(call, xs, results)
         return results
 
     # While recording, the base class runs these as plain messages; the pass ``overlap`` starts
@@ -143,15 +149,15 @@ class Noting(Wrapper):
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        # A program exchanges errors too (agreeing.py): in this message, or, if ``_tells`` is false,
-        # in the ``Agreed`` messages before it.
-        if len(ranks) == 1 or not self._tells(told):
+        # A program exchanges errors too (agreeing.py): in this message, or, if ``_carries_errors``
+        # is false, in the messages of each ``AgreedOp`` before it.
+        if len(ranks) == 1 or not self._carries_errors(told):
             return Transport.all_reduce_with_notes(self, x, ranks, told, op)
-        with unseen():
+        with hidden_from_modes():
             notes, total = self.inner.all_reduce_with_notes(x, ranks, told, op)
         if total is not None:
-            sent = call_of(self.rank, {"x": x, "ranks": ranks}, "all_reduce").bytes
-            self._note(SumAndTell(ranks, told, op).call(total, sent), [x], [total])
+            sent_bytes = record_of(self.rank, {"x": x, "ranks": ranks}, "all_reduce").bytes
+            self._on_message(SumWithErrors(ranks, told, op).call(total, sent_bytes), [x], [total])
         return notes, total
 
     # Reads of other ranks' memory are recorded as messages, which the base class sends.
@@ -159,31 +165,37 @@ class Noting(Wrapper):
     addends = Transport.addends
 
 
-_LISTS = ("all_gather", "all_to_all", "exchange", "all_gather_several", "reduce_scatter_several")
-_SENDING = (
-    *_LISTS, "all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_single",
-    "broadcast",
+_METHODS_OF_LISTS = (
+    "all_gather",
+    "all_to_all",
+    "exchange",
+    "all_gather_several",
+    "reduce_scatter_several",
+)
+_SENDING_METHODS = (
+    *_METHODS_OF_LISTS, "all_reduce", "all_gather_into_tensor", "reduce_scatter",
+    "all_to_all_single", "broadcast",
 )  # fmt: skip
 
 
-def _gathered(name: str, given: dict[str, Any]) -> tuple[tuple, ...]:
+def _gathered_parts(name: str, arguments: dict[str, Any]) -> tuple[tuple, ...]:
     if name == "all_gather_into_tensor":
-        dims, sizes = [given["dim"] % given["x"].dim()], [given["sizes"]]
+        dims, sizes = [arguments["dim"] % arguments["x"].dim()], [arguments["sizes"]]
     elif name == "all_gather_several":
-        dims, sizes = given["dims"], given["sizes"]
+        dims, sizes = arguments["dims"], arguments["sizes"]
     else:
         return ()
-    ranks = tuple(given["ranks"])
+    ranks = tuple(arguments["ranks"])
     return tuple((dim, tuple(size), ranks) for dim, size in zip(dims, sizes, strict=True))
 
 
-def _own_part(rank: int, given: dict[str, Any]) -> tuple[int, int, int]:
-    sizes, me = given["sizes"], given["ranks"].index(rank)
-    dim = given["dim"] % given["x"].dim()
-    return dim, sum(sizes[:me]), sizes[me]
+def _own_part(rank: int, arguments: dict[str, Any]) -> tuple[int, int, int]:
+    sizes, index = arguments["sizes"], arguments["ranks"].index(rank)
+    dim = arguments["dim"] % arguments["x"].dim()
+    return dim, sum(sizes[:index]), sizes[index]
 
 
-class _Passed:
+class _TransportCall:
     """Recorded call of a transport method, which a program repeats with other tensors.
 
     Args:
@@ -193,24 +205,24 @@ class _Passed:
 
     def __init__(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name = name
-        self._given = map_tensors((args, kwargs), lambda _: _HOLE)
+        self._stored_arguments = map_tensors((args, kwargs), lambda _: _TENSOR_PLACEHOLDER)
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        left = iter(xs)
-        args, kwargs = _fill(self._given, left)
-        return [x.contiguous() for x in _listed(getattr(current(), self.name)(*args, **kwargs))]
+        remaining = iter(xs)
+        args, kwargs = _fill_placeholders(self._stored_arguments, remaining)
+        return [x.contiguous() for x in _as_list(getattr(current(), self.name)(*args, **kwargs))]
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the call by name, with placeholders for tensors."""
-        return given_to(self.name, *self._given)
+        return arguments_by_name(self.name, *self._stored_arguments)
 
     def text(self) -> str:
         """Return the call as text that identifies it, with placeholders for tensors."""
-        return f"{self.name} {self._given!r}"
+        return f"{self.name} {self._stored_arguments!r}"
 
 
-class _Started:
+class _AllReduceStart:
     """Callable that starts a recorded in-place all-reduce; a later op of the program waits for it.
 
     Called with a tensor, it starts the all-reduce of that tensor, and returns the work handle.
@@ -223,43 +235,43 @@ class _Started:
         return current().all_reduce_async(x.detach(), self._ranks, self._op)
 
 
-class _Noted:
+class _RecordedHandle:
     """Handle that a step gets for an asynchronous all-reduce while it is recorded.
 
     Its ``wait()`` waits for the handle ``inner`` of the transport, and records the wait by
-    ``note``.
+    ``on_wait``.
     """
 
-    def __init__(self, call: OpaqueCall, x: Tensor, inner: Handle, note: Reducing) -> None:
-        self._call, self._x, self._note = call, x, note
+    def __init__(self, call: OpaqueCall, x: Tensor, inner: Handle, on_wait: ReduceCallback) -> None:
+        self._call, self._x, self._on_wait = call, x, on_wait
         self._inner: Handle | None = inner
 
     def wait(self) -> Tensor:
         if self._inner is not None:
-            with unseen():
-                put(self._inner.wait(), self._x)
-            self._note(self._call, self._x)
+            with hidden_from_modes():
+                copy_unless_same_memory(self._inner.wait(), self._x)
+            self._on_wait(self._call, self._x)
             self._inner = None
         return self._x
 
 
-class _Hole:
+class _TensorPlaceholder:
     def __repr__(self) -> str:
         return "x"
 
 
-_HOLE = _Hole()
+_TENSOR_PLACEHOLDER = _TensorPlaceholder()
 
 
-def _fill(value: Any, left: Any) -> Any:
-    if value is _HOLE:
-        return next(left)
+def _fill_placeholders(value: Any, tensors: Any) -> Any:
+    if value is _TENSOR_PLACEHOLDER:
+        return next(tensors)
     if isinstance(value, dict):
-        return {key: _fill(x, left) for key, x in value.items()}
+        return {key: _fill_placeholders(x, tensors) for key, x in value.items()}
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)(_fill(x, left) for x in value)
+        return type(value)(_fill_placeholders(x, tensors) for x in value)
     return value
 
 
-def _listed(made: Any) -> list[Tensor]:
-    return list(made) if isinstance(made, list | tuple) else [made]
+def _as_list(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, list | tuple) else [result]

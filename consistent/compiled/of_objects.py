@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_NAME = "_consistent_steps"
+_ATTRIBUTE = "_consistent_steps"
 
 
-class OfObjects:
+class PerObject:
     """Mapping from an object to the result of ``make(object)``, which is made at the first lookup.
 
     A compiled method uses it to have one ``CompiledStep`` per object. That step refers to its
@@ -18,21 +18,21 @@ class OfObjects:
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
+        self._make_step = make
         self._without_dict: Any = weakref.WeakKeyDictionary()
 
     def __getitem__(self, owner: Any) -> Any:
         if hasattr(owner, "__dict__"):
-            steps = owner.__dict__.get(_NAME)
+            steps = owner.__dict__.get(_ATTRIBUTE)
             # A copy of an object shares the original's entry, whose owner is another object.
             if steps is None or steps.owner() is not owner:
-                steps = owner.__dict__[_NAME] = _Steps(owner)
-            made = steps.made
+                steps = owner.__dict__[_ATTRIBUTE] = _Steps(owner)
+            by_mapping = steps.by_mapping
         else:
-            made = self._without_dict.setdefault(owner, {})
-        if self not in made:
-            made[self] = self._make(owner)
-        return made[self]
+            by_mapping = self._without_dict.setdefault(owner, {})
+        if self not in by_mapping:
+            by_mapping[self] = self._make_step(owner)
+        return by_mapping[self]
 
 
 class _Steps:
@@ -44,7 +44,7 @@ class _Steps:
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
-        self.made: dict[OfObjects, Any] = {}
+        self.by_mapping: dict[PerObject, Any] = {}
 
     def __deepcopy__(self, memo: dict) -> None:
         return None

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 
 from mirrored.comm import Handle
-from mirrored.transports.default import current, put_around
+from mirrored.transports.default import current, wrap_current
 from mirrored.transports.ordered import Ordered
-from mirrored.transports.side_stream import Beside
+from mirrored.transports.side_stream import SideStreamMessage
 
 Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -47,10 +47,10 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 class MessageObserver(Protocol):
     """Protocol of an observer that is told of the messages of a running program.
 
-    ``watching.Watching`` is one; it reports them to tracers.
+    ``watching.EventReporter`` is one; it reports them to tracers.
     """
 
-    def ordered(self, number: int) -> AbstractContextManager[None]:
+    def observe_call(self, number: int) -> AbstractContextManager[None]:
         """Return a context manager for call ``number``.
 
         It is entered around each call that sends, or that waits for a started message.
@@ -73,8 +73,8 @@ class OpaqueCall:
             reduction, such as "sum".
         ranks: the ranks that take part in it.
         bytes: bytes that this rank sends in it.
-        own: for a join (all-gather into one tensor), (dim, start, size) of this rank's part of the
-            result.
+        own_part: for a join (all-gather into one tensor), (dim, start, size) of this rank's part
+            of the result.
         gathered: for a gather, what the result of each tensor depends on besides the tensor: (dim,
             sizes, ranks).
         where: the lines of the step that send it, at most three.
@@ -88,7 +88,7 @@ class OpaqueCall:
     op: str = ""
     ranks: tuple[int, ...] = ()
     bytes: int = 0
-    own: tuple[int, int, int] | None = None
+    own_part: tuple[int, int, int] | None = None
     gathered: tuple[tuple, ...] = ()
     where: str = ""
     computes: bool = False
@@ -107,40 +107,45 @@ class OpaqueCall:
         return int.from_bytes(digest[:7], "big")
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.calls: dict[int, OpaqueCall] | None = None
-        self.watch: MessageObserver | None = None
-        self.under_way: dict[int, deque[Handle]] = {}
-        self.started: dict[int, tuple[Future[list[Tensor]], Beside | None]] = {}
+        self.observer: MessageObserver | None = None
+        self.pending_reduces: dict[int, deque[Handle]] = {}
+        self.started_messages: dict[int, tuple[Future[list[Tensor]], SideStreamMessage | None]] = {}
 
 
-_thread = _Thread()
+_state = _ThreadState()
 
 
 @contextmanager
-def known(calls: dict[int, OpaqueCall], watch: MessageObserver | None = None) -> Iterator[None]:
+def use_calls(
+    calls: dict[int, OpaqueCall], observer: MessageObserver | None = None
+) -> Iterator[None]:
     """Make the custom ops of this file find their calls in ``calls``, by number, inside the block.
 
-    A program runs inside it. ``watch``, if given, is notified of each call that sends or waits.
+    A program runs inside it. ``observer``, if given, is notified of each call that sends or waits.
     """
-    before = _thread.calls, _thread.watch, _thread.under_way, _thread.started
-    _thread.calls, _thread.watch, _thread.under_way, _thread.started = calls, watch, {}, {}
+    previous = _state.calls, _state.observer, _state.pending_reduces, _state.started_messages
+    _state.calls, _state.observer, _state.pending_reduces, _state.started_messages = (
+        calls, observer, {}, {},
+    )  # fmt: skip
     try:
         yield
     finally:
-        for one, _ in _thread.started.values():  # left over only if the step has failed
-            one.exception()  # waits, so that no message of this step is under way in the next one
-        _thread.calls, _thread.watch, _thread.under_way, _thread.started = before
+        for future, _ in _state.started_messages.values():  # left over only if the step failed
+            # Waits, so that no message of this step is under way in the next one.
+            future.exception()
+        _state.calls, _state.observer, _state.pending_reduces, _state.started_messages = previous
 
 
-def _watched(number: int) -> AbstractContextManager[None]:
-    return nullcontext() if _thread.watch is None else _thread.watch.ordered(number)
+def _observed_call(number: int) -> AbstractContextManager[None]:
+    return nullcontext() if _state.observer is None else _state.observer.observe_call(number)
 
 
-def _call(number: int) -> OpaqueCall:
-    assert _thread.calls is not None, "a recorded program runs outside its runner"
-    return _thread.calls[number]
+def _call_by_number(number: int) -> OpaqueCall:
+    assert _state.calls is not None, "a recorded program runs outside its runner"
+    return _state.calls[number]
 
 
 def result_sizes(number: int) -> tuple[list[int], str]:
@@ -149,51 +154,51 @@ def result_sizes(number: int) -> tuple[list[int], str]:
     Example: one float32 result of shape [8, 4] on the CPU gives ``([8, 4], "float32 2 cpu")``. Code
     that serves several sizes passes the two as the arguments ``sizes`` and ``kinds`` of the ops.
     """
-    outs = _call(number).outs
+    outs = _call_by_number(number).outs
     kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]
     return [size for shape, _, _ in outs for size in shape], "; ".join(kinds)
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(kinds: str) -> list[tuple[torch.dtype, int, str]]:
+def _parse_kinds(kinds: str) -> list[tuple[torch.dtype, int, str]]:
     parts = [kind.split(" ") for kind in kinds.split("; ") if kind]
     return [(getattr(torch, dtype), int(dims), device) for dtype, dims, device in parts]
 
 
-def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
+def _empty_results(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
     if sizes is None:
-        outs = _call(number).outs
+        outs = _call_by_number(number).outs
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in outs]
-    left = iter(sizes)
+    remaining_sizes = iter(sizes)
     return [
-        torch.empty([next(left) for _ in range(dims)], dtype=dtype, device=device)
-        for dtype, dims, device in _parsed(kinds)
+        torch.empty([next(remaining_sizes) for _ in range(dims)], dtype=dtype, device=device)
+        for dtype, dims, device in _parse_kinds(kinds)
     ]
 
 
-def _apart(results: Sequence[Tensor]) -> list[Tensor]:
+def _with_own_storage(results: Sequence[Tensor]) -> list[Tensor]:
     """Return ``results`` such that each has a storage of its own, as torch requires of a custom op.
 
     A transport may return parts of one buffer; those are copied.
     """
-    made, memories = [], set()
+    unaliased, memories = [], set()
     for x in results:
         memory = x.untyped_storage()._cdata
-        made.append(x.clone() if memory in memories else x)
+        unaliased.append(x.clone() if memory in memories else x)
         memories.add(memory)
-    return made
+    return unaliased
 
 
-def _after_started() -> None:
+def _join_started_messages() -> None:
     """Make the CUDA stream of the program wait for all messages that were started on a side stream.
 
     Called before a further message. Ranks that read each other's GPU memory wait for each other in
     each message, so all must run their messages in the order in which they were sent.
     """
-    for future, beside in _thread.started.values():
-        if beside is not None:
+    for future, side_stream in _state.started_messages.values():
+        if side_stream is not None:
             future.exception()
-            beside.join()
+            side_stream.join()
 
 
 @torch.library.custom_op("consistent::message", mutates_args=())
@@ -208,11 +213,11 @@ def message(
     The calls are methods of ``mirrored.comm.Transport``. ``sizes`` and ``kinds`` describe the
     results to a compiler (``result_sizes``); a run ignores them.
     """
-    call = _call(number)
+    call = _call_by_number(number)
     recorded_at = call.where  # noqa: F841 - read from this frame to report where a rank waits
-    with _watched(number):
-        _after_started()
-        return _apart(call.run(list(xs)))
+    with _observed_call(number):
+        _join_started_messages()
+        return _with_own_storage(call.run(list(xs)))
 
 
 @message.register_fake
@@ -222,7 +227,7 @@ def _(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    return _made(number, sizes, kinds)
+    return _empty_results(number, sizes, kinds)
 
 
 @torch.library.custom_op("consistent::start_message", mutates_args=())
@@ -234,12 +239,12 @@ def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
     transport = current()
     if not isinstance(transport, Ordered):
         # Ordered makes the messages of the program and of the thread run in the order they came.
-        transport = put_around(Ordered)
+        transport = wrap_current(Ordered)
     assert isinstance(transport, Ordered)
-    send, beside = _call(number).run, Beside.of(xs)
-    with _watched(number):
-        run = send if beside is None else functools.partial(beside.run, send)
-        _thread.started[ticket] = transport.submit(run, list(xs)), beside
+    send, side_stream = _call_by_number(number).run, SideStreamMessage.for_tensors(xs)
+    with _observed_call(number):
+        run = send if side_stream is None else functools.partial(side_stream.run, send)
+        _state.started_messages[ticket] = transport.submit(run, list(xs)), side_stream
 
 
 @start_message.register_fake
@@ -260,13 +265,14 @@ def wait_message(
     ``xs`` are the tensors that it sends; as arguments, they stay alive until then. ``sizes`` and
     ``kinds`` are those of ``message``.
     """
-    recorded_at = _call(number).where  # noqa: F841 - as above
-    with _watched(number):
-        future, beside = _thread.started.pop(ticket)
+    recorded_at = _call_by_number(number).where  # noqa: F841 - as above
+    with _observed_call(number):
+        future, side_stream = _state.started_messages.pop(ticket)
         results = future.result()
-        if beside is not None:
-            beside.join(results)  # must precede _apart, which copies results that share a buffer
-        return _apart(results)
+        if side_stream is not None:
+            # Must precede _with_own_storage, which copies results that share a buffer.
+            side_stream.join(results)
+        return _with_own_storage(results)
 
 
 @wait_message.register_fake
@@ -277,17 +283,17 @@ def _(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    return _made(number, sizes, kinds)
+    return _empty_results(number, sizes, kinds)
 
 
 @torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
 def start_reduce_(x: Tensor, number: int) -> None:
     """Start the all-reduce of ``x`` that is call ``number``; ``wait_reduce_`` waits for it."""
-    call = _call(number)
+    call = _call_by_number(number)
     recorded_at = call.where  # noqa: F841 - as above
-    with _watched(number):
-        _after_started()
-        _thread.under_way.setdefault(number, deque()).append(call.run(x))
+    with _observed_call(number):
+        _join_started_messages()
+        _state.pending_reduces.setdefault(number, deque()).append(call.run(x))
 
 
 @start_reduce_.register_fake
@@ -301,9 +307,9 @@ def wait_reduce_(x: Tensor, number: int) -> None:
 
     Several may be under way, since equal calls have the same number.
     """
-    recorded_at = _call(number).where  # noqa: F841 - as above
-    with _watched(number):
-        put(_thread.under_way[number].popleft().wait(), x)
+    recorded_at = _call_by_number(number).where  # noqa: F841 - as above
+    with _observed_call(number):
+        copy_unless_same_memory(_state.pending_reduces[number].popleft().wait(), x)
 
 
 @wait_reduce_.register_fake
@@ -311,13 +317,13 @@ def _(x: Tensor, number: int) -> None:
     return None
 
 
-def put(made: Tensor, x: Tensor) -> None:
-    """Copy ``made``, the result of an in-place reduction of ``x``, into ``x``.
+def copy_unless_same_memory(result: Tensor, x: Tensor) -> None:
+    """Copy ``result``, the result of an in-place reduction of ``x``, into ``x``.
 
     Nothing is done if the transport has reduced in the memory of ``x`` itself.
     """
-    if made.data_ptr() != x.data_ptr():
-        x.copy_(made)
+    if result.data_ptr() != x.data_ptr():
+        x.copy_(result)
 
 
 @torch.library.custom_op("consistent::drawn", mutates_args=())
@@ -334,7 +340,7 @@ def drawn(
     of the program. ``sizes`` and ``kinds`` are those of ``message``.
     """
     seed, counter = key.tolist()
-    return list(_call(number).run(seed, counter, list(xs)))
+    return list(_call_by_number(number).run(seed, counter, list(xs)))
 
 
 @drawn.register_fake
@@ -345,20 +351,20 @@ def _(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    return _made(number, sizes, kinds)
+    return _empty_results(number, sizes, kinds)
 
 
 MESSAGE = torch.ops.consistent.message.default
 START_MESSAGE = torch.ops.consistent.start_message.default
 WAIT_MESSAGE = torch.ops.consistent.wait_message.default
-START = torch.ops.consistent.start_reduce_.default
-WAIT = torch.ops.consistent.wait_reduce_.default
+START_REDUCE = torch.ops.consistent.start_reduce_.default
+WAIT_REDUCE = torch.ops.consistent.wait_reduce_.default
 DRAWN = torch.ops.consistent.drawn.default
-SENDING = (MESSAGE, START_MESSAGE, START)
-ORDERED = (*SENDING, WAIT_MESSAGE, WAIT)
+SENDING_OPS = (MESSAGE, START_MESSAGE, START_REDUCE)
+ORDERED_OPS = (*SENDING_OPS, WAIT_MESSAGE, WAIT_REDUCE)
 
 
-def _keep_in_order() -> None:
+def _register_ordered_effects() -> None:
     """Register the messages as ordered effects, so that compilers keep their order.
 
     Ranks deadlock unless every rank sends the same messages in the same order.
@@ -366,11 +372,11 @@ def _keep_in_order() -> None:
     from torch._higher_order_ops.effects import _register_effectful_op
     from torch._library.effects import EffectType
 
-    for op in ORDERED:
+    for op in ORDERED_OPS:
         _register_effectful_op(op, EffectType.ORDERED)
 
 
-_keep_in_order()
+_register_ordered_effects()
 
 
 def shape_of(x: Any) -> Shape:

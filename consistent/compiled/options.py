@@ -117,17 +117,17 @@ def shows_options(function: _F) -> _F:
     The list replaces the line ``options:`` of the docstring. Used as a decorator.
     """
     signature = inspect.signature(function)
-    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
         for f in dataclasses.fields(CompileOptions)
     ]
-    function.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore
+    function.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore
     # This parses the docstring: "Args:" begins the options, and "what:" must come after all of
     # them.
-    described = inspect.cleandoc(CompileOptions.__doc__ or "")
-    args = described.partition("Args:\n")[2].partition("\n    what:")[0]
+    docstring = inspect.cleandoc(CompileOptions.__doc__ or "")
+    args_text = docstring.partition("Args:\n")[2].partition("\n    what:")[0]
     function.__doc__ = re.sub(
-        r"^    options: .*", lambda _: args, inspect.getdoc(function) or "", flags=re.M
+        r"^    options: .*", lambda _: args_text, inspect.getdoc(function) or "", flags=re.M
     )
     return function

@@ -11,11 +11,11 @@ from itertools import groupby
 from ..drawing.pages.html import (
     bar,
     bars,
+    boxing_html,
     cell,
-    escaped,
+    escape,
     frame,
-    labelled,
-    moved,
+    layout_html,
     number,
     numbers,
     search,
@@ -27,11 +27,11 @@ from ..spec.bytes_text import bytes_text
 from .listing import ListingRow, rows
 from .program import Program
 
-_SENT = ("message", "start")
+_SENDING_KINDS = ("message", "start")
 
 
 @dataclass
-class _At:
+class _LineTotals:
     """Totals of the rows of a program that belong to one source line of the step.
 
     ``layouts`` counts result layouts, and ``boxings`` the changes of layout that the line sends.
@@ -48,90 +48,104 @@ def page(program: Program, others: int = 0) -> str:
 
     ``others`` is the number of other programs of the step, which the page mentions.
     """
-    made = list(rows(program))
+    listing_rows = list(rows(program))
     parts = [
-        _numbers(program, made), _others(others), _lines(program, made), _boxings(made),
-        _left_out(program), _notes(program), _kept("What it reads", "read", made), _ops(made),
-        _kept("What it puts into places", "put", made),
+        _totals(program, listing_rows), _other_programs(others),
+        _source_lines(program, listing_rows), _boxings(listing_rows), _removed_messages(program),
+        _notes(program), _values_table("What it reads", "read", listing_rows),
+        _ops_table(listing_rows), _values_table("What it puts into places", "put", listing_rows),
     ]  # fmt: skip
-    return frame(f"Program of {program.name}", _lead(program, made), "\n".join(parts))
-
-
-def refused(name: str, why: str) -> str:
-    """Return the HTML page of a step that could not be recorded, with the reason ``why``."""
     return frame(
-        f"Step {name}", "It runs as it is written, not as a program.", f"<pre>{escaped(why)}</pre>"
+        f"Program of {program.name}", _lead_sentence(program, listing_rows), "\n".join(parts)
     )
 
 
-def _lead(program: Program, made: Sequence[ListingRow]) -> str:
+def not_recorded_page(name: str, why: str) -> str:
+    """Return the HTML page of a step that could not be recorded, with the reason ``why``."""
+    return frame(
+        f"Step {name}", "It runs as it is written, not as a program.", f"<pre>{escape(why)}</pre>"
+    )
+
+
+def _lead_sentence(program: Program, listing_rows: Sequence[ListingRow]) -> str:
     sent, count = program.bytes, len(program.messages())
-    broken = [row.name for row in made if row.kind == "graph break"]
+    break_names = [row.name for row in listing_rows if row.kind == "graph break"]
     text = "It sends nothing" if not count else f"{count} message{'s' if count > 1 else ''}"
     if count:
         text += f" send{'s' if count == 1 else ''} {bytes_text(sent)} from this rank"
-        of_lines: Counter[str] = Counter()
-        for row in made:
-            of_lines[short_site(row.where)] += row.sent or 0
-        where, most = of_lines.most_common(1)[0]
+        bytes_by_line: Counter[str] = Counter()
+        for row in listing_rows:
+            bytes_by_line[short_site(row.where)] += row.sent or 0
+        where, most = bytes_by_line.most_common(1)[0]
         if sent:
             text += f", {most / sent:.0%} of it at {where}"
-    if broken:
-        text += f". {', '.join(dict.fromkeys(broken))} runs as it is written"
+    if break_names:
+        text += f". {', '.join(dict.fromkeys(break_names))} runs as it is written"
     return f"{text}."
 
 
-def _numbers(program: Program, made: Sequence[ListingRow]) -> str:
-    saved = sum(each.bytes for each in program.saved)
+def _totals(program: Program, listing_rows: Sequence[ListingRow]) -> str:
+    saved_bytes = sum(message.bytes for message in program.saved)
     return numbers(
         (
-            (f"{sum(row.kind in ('op', 'random') for row in made):,}", "ops"),
+            (f"{sum(row.kind in ('op', 'random') for row in listing_rows):,}", "ops"),
             (f"{len(program.messages()):,}", "messages"),
             (bytes_text(program.bytes), "sent by this rank"),
-            *(((bytes_text(saved), "left out by passes"),) if program.saved else ()),
-            (bytes_text(sum(row.held for row in made if row.kind == "read")), "read on this rank"),
+            *(((bytes_text(saved_bytes), "left out by passes"),) if program.saved else ()),
+            (
+                bytes_text(sum(row.held for row in listing_rows if row.kind == "read")),
+                "read on this rank",
+            ),
         )
     )
 
 
-def _others(count: int) -> str:
+def _other_programs(count: int) -> str:
     if not count:
         return ""
-    said = f"{count} other program{'s' if count > 1 else ''}"
+    count_text = f"{count} other program{'s' if count > 1 else ''}"
     return (
-        f"<p class=note>The step has {said}, for other inputs or states. This is the one that was "
-        "used last; <code>print(step.show())</code> has them all.</p>"
+        f"<p class=note>The step has {count_text}, for other inputs or states. This is the one "
+        "that was used last; <code>print(step.show())</code> has them all.</p>"
     )
 
 
 # -- the lines of the step -------------------------------------------------------------------------
 
 
-def _lines(program: Program, made: Sequence[ListingRow]) -> str:
-    found: dict[tuple[str, int], _At] = defaultdict(_At)
+def _source_lines(program: Program, listing_rows: Sequence[ListingRow]) -> str:
+    totals: dict[tuple[str, int], _LineTotals] = defaultdict(_LineTotals)
     places: list[tuple[str, int, str]] = []
-    placed = [row for row in made if row.where]
-    for where, group in groupby(placed, lambda row: row.where):
+    rows_with_line = [row for row in listing_rows if row.where]
+    for where, group in groupby(rows_with_line, lambda row: row.where):
         place, _, name = where.rpartition(" in ")
         file, _, line = place.rpartition(":")
         places.append((file, int(line), name))
-        _add(found[file, int(line)], list(group))
-    if not found:
+        _add_rows(totals[file, int(line)], list(group))
+    if not totals:
         return ""
-    longest = max(at.sent for at in found.values())
+    longest = max(at.sent for at in totals.values())
     # The step's own function is shown first.
-    own = program.name.replace(".<locals>", "")
-    ordered = sorted(functions(places), key=lambda each: each.name not in (own, program.name))
+    step_name = program.name.replace(".<locals>", "")
+    ordered = sorted(
+        functions(places),
+        key=lambda shown_function: shown_function.name not in (step_name, program.name),
+    )
     blocks = []
-    for each in ordered:
+    for shown_function in ordered:
         lines = [
-            _gap() if one is None else _line(*one, found.get((each.file, one[0])), longest)
-            for one in each.source()
+            _gap_row()
+            if numbered_line is None
+            else _source_line(
+                *numbered_line, totals.get((shown_function.file, numbered_line[0])), longest
+            )
+            for numbered_line in shown_function.source()
         ]
         blocks.append(
-            f"<tr class=head title='{escaped(each.file)}'><td colspan=5>"
-            f"<code>{escaped(each.name)}</code> "
-            f"<span>{escaped(short_site(f'{each.file}:{each.first}'))}</span></td></tr>"
+            f"<tr class=head title='{escape(shown_function.file)}'><td colspan=5>"
+            f"<code>{escape(shown_function.name)}</code> "
+            f"<span>{escape(short_site(f'{shown_function.file}:{shown_function.first}'))}</span>"
+            "</td></tr>"
             f"{''.join(lines)}"
         )
     return (
@@ -142,114 +156,121 @@ def _lines(program: Program, made: Sequence[ListingRow]) -> str:
     )
 
 
-def _add(at: _At, group: Sequence[ListingRow]) -> None:
-    at.ops += sum(row.kind in ("op", "random") for row in group)
-    at.sent += sum(row.sent or 0 for row in group)
-    at.boxings.update(row.move for row in group if row.kind in _SENT)
-    ends = [row.layout for row in reversed(group) if row.layout and row.kind != "message"]
-    if ends:  # the last layout with an SBP (text after the sizes), or else the last layout
-        at.layouts[next((each for each in ends if not each.endswith("]")), ends[0])] += 1
+def _add_rows(totals: _LineTotals, group: Sequence[ListingRow]) -> None:
+    totals.ops += sum(row.kind in ("op", "random") for row in group)
+    totals.sent += sum(row.sent or 0 for row in group)
+    totals.boxings.update(row.boxing_text for row in group if row.kind in _SENDING_KINDS)
+    layouts = [row.layout for row in reversed(group) if row.layout and row.kind != "message"]
+    if layouts:  # the last layout with an SBP (text after the sizes), or else the last layout
+        totals.layouts[
+            next((layout for layout in layouts if not layout.endswith("]")), layouts[0])
+        ] += 1
 
 
-def _gap() -> str:
+def _gap_row() -> str:
     return "<tr class=none><td class=no>&#8942;</td><td colspan=4></td></tr>"
 
 
-def _line(number: int, text: str, at: _At | None, longest: int) -> str:
-    code = f"<td class=no>{number}</td><td class=src><code>{escaped(text)}</code></td>"
-    if at is None:
+def _source_line(number: int, text: str, totals: _LineTotals | None, longest: int) -> str:
+    code = f"<td class=no>{number}</td><td class=src><code>{escape(text)}</code></td>"
+    if totals is None:
         return f"<tr class=none>{code}<td colspan=3></td></tr>"
     return (
-        f"<tr class={'boxes' if at.boxings else 'ops'} title='{at.ops} ops'>{code}"
-        f"<td class=lays>{'<br>'.join(_most(at.layouts, labelled))}</td>"
-        f"<td class=lays>{'<br>'.join(_most(at.boxings, moved))}</td>"
-        f"<td class=sent>{bar(at.sent, longest, 'sent')}</td></tr>"
+        f"<tr class={'boxes' if totals.boxings else 'ops'} title='{totals.ops} ops'>{code}"
+        f"<td class=lays>{'<br>'.join(_most_common(totals.layouts, layout_html))}</td>"
+        f"<td class=lays>{'<br>'.join(_most_common(totals.boxings, boxing_html))}</td>"
+        f"<td class=sent>{bar(totals.sent, longest, 'sent')}</td></tr>"
     )
 
 
-def _most(counts: Counter[str], mark: Callable[[str], str], most: int = 3) -> list[str]:
-    alone = len(counts) == 1 and counts.total() == 1
-    shown = [mark(times(name, 1 if alone else n)) for name, n in counts.most_common(most)]
+def _most_common(counts: Counter[str], mark: Callable[[str], str], most: int = 3) -> list[str]:
+    is_single = len(counts) == 1 and counts.total() == 1
+    texts = [mark(times(name, 1 if is_single else n)) for name, n in counts.most_common(most)]
     if len(counts) > most:
-        shown.append(f"<span class=note>and {len(counts) - most} more</span>")
-    return shown
+        texts.append(f"<span class=note>and {len(counts) - most} more</span>")
+    return texts
 
 
 # -- sums and tables -------------------------------------------------------------------------------
 
 
-def _boxings(made: Sequence[ListingRow]) -> str:
+def _boxings(listing_rows: Sequence[ListingRow]) -> str:
     sent: Counter[str] = Counter()
-    for row in made:
+    for row in listing_rows:
         if row.sent:
-            sent[row.move] += row.sent
+            sent[row.boxing_text] += row.sent
     if not sent:
         return ""
-    return f"<h2>Bytes by boxing</h2>{bars([(moved(name), n) for name, n in sent.most_common()])}"
+    return f"<h2>Bytes by boxing</h2>{bars([(boxing_html(k), n) for k, n in sent.most_common()])}"
 
 
-def _left_out(program: Program) -> str:
+def _removed_messages(program: Program) -> str:
     if not program.saved:
         return ""
     counts: Counter[tuple[str, str, str]] = Counter()
     sent: Counter[tuple[str, str, str]] = Counter()
-    for each in program.saved:
-        key = each.text.split(" ")[0], each.why, each.where
+    for message in program.saved:
+        key = message.text.split(" ")[0], message.why, message.where
         counts[key] += 1
-        sent[key] += each.bytes
+        sent[key] += message.bytes
     heads = [("message", False), ("count", True), ("bytes", True), ("why", False), ("where", False)]
-    made = [
+    cells = [
         [
-            cell(f"<code>{escaped(name)}</code>"),
+            cell(f"<code>{escape(name)}</code>"),
             number(counts[name, why, where], f"{counts[name, why, where]:,}"),
             number(nbytes, bytes_text(nbytes)),
-            cell(escaped(why)),
-            cell(f"<span title='{escaped(where)}'>{escaped(short_site(where))}</span>"),
+            cell(escape(why)),
+            cell(f"<span title='{escape(where)}'>{escape(short_site(where))}</span>"),
         ]
         for (name, why, where), nbytes in sent.most_common()
     ]
-    return f"<h2>Not sent</h2>{table('saved', heads, made)}"
+    return f"<h2>Not sent</h2>{table('saved', heads, cells)}"
 
 
 def _notes(program: Program) -> str:
-    items = "".join(f"<li>{escaped(note)}</li>" for note in program.notes)
+    items = "".join(f"<li>{escape(note)}</li>" for note in program.notes)
     return f"<h2>What was decided</h2><ul>{items}</ul>" if items else ""
 
 
-def _kept(title: str, kind: str, made: Sequence[ListingRow]) -> str:
-    found = [row for row in made if row.kind == kind]
-    if not found:
+def _values_table(title: str, kind: str, listing_rows: Sequence[ListingRow]) -> str:
+    shown_rows = [row for row in listing_rows if row.kind == kind]
+    if not shown_rows:
         return ""
-    longest = max(row.held for row in found)
+    longest = max(row.held for row in shown_rows)
     heads = [("value", False), *([("layout", False), ("bytes", True)] if longest else [])]
     cells = [
         [
-            cell(f"<code>{escaped(row.text)}</code>"),
-            *([cell(labelled(row.layout)), _sized(row.held, longest)] if longest else []),
+            cell(f"<code>{escape(row.text)}</code>"),
+            *([cell(layout_html(row.layout)), _bytes_cell(row.held, longest)] if longest else []),
         ]
-        for row in found
+        for row in shown_rows
     ]
-    size = f", {bytes_text(sum(row.held for row in found))} on this rank" if longest else ""
-    count = f"{len(found):,} value{'s' if len(found) > 1 else ''}"
+    size = f", {bytes_text(sum(row.held for row in shown_rows))} on this rank" if longest else ""
+    count = f"{len(shown_rows):,} value{'s' if len(shown_rows) > 1 else ''}"
     return (
         f"<details><summary>{title}: {count}{size}</summary>{table(kind, heads, cells)}</details>"
     )
 
 
-def _sized(value: int, longest: int, kind: str = "") -> str:
+def _bytes_cell(value: int, longest: int, kind: str = "") -> str:
     return f'<td class=n data-n="{value}">{bar(value, longest, kind)}</td>'
 
 
-def _ops(made: Sequence[ListingRow]) -> str:
-    shown = [row for row in made if row.kind not in ("read", "put")]
-    held = max((row.held for row in shown), default=0)
-    sent = max((row.sent or 0 for row in shown), default=0)
+def _ops_table(listing_rows: Sequence[ListingRow]) -> str:
+    shown_rows = [row for row in listing_rows if row.kind not in ("read", "put")]
+    most_held = max((row.held for row in shown_rows), default=0)
+    most_sent = max((row.sent or 0 for row in shown_rows), default=0)
     heads = [
         ("#", True), ("op", False), ("layout", False), ("result", True), ("sent", True),
         ("where", False),
     ]  # fmt: skip
-    boxes = {i for i, row in enumerate(shown) if row.kind in _SENT}
-    body = table("lines", heads, [_op(i, row, held, sent) for i, row in enumerate(shown)], boxes)
+    boxes = {i for i, row in enumerate(shown_rows) if row.kind in _SENDING_KINDS}
+    body = table(
+        "lines",
+        heads,
+        [_op_cells(i, row, most_held, most_sent) for i, row in enumerate(shown_rows)],
+        boxes,
+    )
     return (
         "<h2>The program</h2><p class=note>Every op and message in order, with the bytes that this "
         "rank holds of its result and those that it sends. Marked lines send. A click on a head "
@@ -257,13 +278,13 @@ def _ops(made: Sequence[ListingRow]) -> str:
     )
 
 
-def _op(i: int, row: ListingRow, held: int, sent: int) -> list[str]:
-    code = f"<code title='{escaped(row.text)}'>{escaped(row.text)}</code>"
+def _op_cells(i: int, row: ListingRow, most_held: int, most_sent: int) -> list[str]:
+    code = f"<code title='{escape(row.text)}'>{escape(row.text)}</code>"
     return [
         number(i, str(i + 1)),
         cell(code, "long"),
-        cell(labelled(row.layout), "lays"),
-        _sized(row.held, held),
-        _sized(row.sent or 0, sent, "sent"),
-        cell(f"<span title='{escaped(row.where)}'>{escaped(row.at)}</span>"),
+        cell(layout_html(row.layout), "lays"),
+        _bytes_cell(row.held, most_held),
+        _bytes_cell(row.sent or 0, most_sent, "sent"),
+        cell(f"<span title='{escape(row.where)}'>{escape(row.location)}</span>"),
     ]

@@ -8,35 +8,38 @@ import weakref
 import torch
 from torch.fx import Graph, GraphModule, Node, graph_module
 
-from .opaque import ORDERED
+from .opaque import ORDERED_OPS
 
 
 def part_of(
-    piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
+    nodes: list[Node],
+    input_nodes: list[Node],
+    output_nodes: list[Node],
+    constants: dict[str, torch.Tensor],
 ) -> GraphModule:
     """Return a module that runs some consecutive nodes of a recorded graph.
 
     It is used for the segments between graph breaks, and for what a CUDA graph captures.
 
     Args:
-        piece: the nodes to run.
-        given: nodes before the piece, whose values are the inputs of the module.
-        own: nodes of the piece, whose values are the outputs.
+        nodes: the nodes to run.
+        input_nodes: nodes before these, whose values are the inputs of the module.
+        output_nodes: those of ``nodes`` whose values are the outputs.
         constants: tensors of the whole graph by name, of which the module gets those that it reads.
     """
     graph, copies = Graph(), {}
-    for n in given:
+    for n in input_nodes:
         copies[n] = graph.placeholder(n.name)
         copies[n].meta.update(n.meta)
-    for n in piece:
+    for n in nodes:
         copies[n] = graph.node_copy(n, copies.__getitem__)
-    graph.output(tuple(copies[n] for n in own))
+    graph.output(tuple(copies[n] for n in output_nodes))
     graph.eliminate_dead_code(
-        lambda n: n.target in ORDERED or bool(n.meta.get("written")) or n.is_impure()
+        lambda n: n.target in ORDERED_OPS or bool(n.meta.get("written")) or n.is_impure()
     )
-    used = {n.target for n in graph.nodes if n.op == "get_attr"}
+    constant_names = {n.target for n in graph.nodes if n.op == "get_attr"}
     root = torch.nn.Module()
-    for name in used:
+    for name in constant_names:
         root.register_buffer(name, constants[name])
     return module_of(root, graph)
 
@@ -47,13 +50,13 @@ def module_of(root: torch.nn.Module, graph: Graph) -> GraphModule:
     Torch keeps the source of every ``GraphModule`` until the process ends, which adds up in a step
     whose sizes grow. ``root`` holds the tensors to which the graph's ``get_attr`` nodes refer.
     """
-    made = GraphModule(root, graph)
-    name = made.forward.__func__.__code__.co_filename
+    module = GraphModule(root, graph)
+    name = module.forward.__func__.__code__.co_filename
     if name.startswith("<eval_with_key>"):  # names of this form are unique to one module
-        weakref.finalize(made, _forget, name).atexit = False
-    return made
+        weakref.finalize(module, _drop_source, name).atexit = False
+    return module
 
 
-def _forget(name: str) -> None:
+def _drop_source(name: str) -> None:
     graph_module._loader.eval_cache.pop(name, None)
     linecache.cache.pop(name, None)

@@ -24,13 +24,13 @@ from torch.fx import GraphModule
 from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
-from ..forms.seeds import signed
-from ..spec.nested import each_in, replace_each
+from ..forms.seeds import signed_seed
+from ..spec.nested import instances_in, replace_instances
 from ..spec.tracer import Tracer, callbacks
-from .opaque import SENDING, OpaqueCall, known, shape_of
-from .watching import Pieces, Watching
+from .opaque import SENDING_OPS, OpaqueCall, shape_of, use_calls
+from .watching import EventReporter, SegmentEvents
 
-_Off = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 _ON_COMPILED = callbacks("on_compiled")
 
@@ -77,9 +77,9 @@ class Read:
         if self.kind not in ("argument", "source"):
             return self
         sizes, dtype, _ = shape_of(self.x)
-        held = math.prod(sizes) * dtype.itemsize
+        nbytes = math.prod(sizes) * dtype.itemsize
         spec = self.x._spec if is_global(self.x) else None
-        return Read(self.kind, self.at, InputLike(spec, dtype, tuple(self.x.shape), held))
+        return Read(self.kind, self.at, InputLike(spec, dtype, tuple(self.x.shape), nbytes))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the present tensor of this input, for a run of the program with ``arguments``."""
@@ -92,7 +92,7 @@ class Read:
                 return self.x.fill_(self.at["lr"])
             case _:
                 seed, counter = generator.get_state()
-                return torch.tensor([signed(seed), counter])
+                return torch.tensor([signed_seed(seed), counter])
 
 
 @dataclass(frozen=True)
@@ -168,24 +168,24 @@ class Segment:
     compiled: Callable[..., Any] | None = None
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
-    def shards(self, inputs: list[Any], passing: set[int]) -> list[torch.Tensor]:
+    def local_inputs(self, inputs: list[Any], argument_values: set[int]) -> list[torch.Tensor]:
         """Replace global tensors in the list ``inputs`` by plain tensors with their shards' memory.
 
         Kernels and messages written in Python then see the shape of the shard. The plain tensors of
         parameters and other state are cached for the next run. Those of the values numbered
-        ``passing``, which are arguments of the step, are not cached, so that they are freed with
-        the caller's tensor.
+        ``argument_values``, which are arguments of the step, are not cached, so that they are freed
+        with the caller's tensor.
         """
         for i, x in enumerate(inputs):
             if x.__class__ is _T:
                 continue
-            kept = self._shards.get(i)
-            if kept is not None and kept[0] is x and kept[1] == _T.data_ptr(x):
-                inputs[i] = kept[2]
+            cached = self._shards.get(i)
+            if cached is not None and cached[0] is x and cached[1] == _T.data_ptr(x):
+                inputs[i] = cached[2]
             else:
                 # detach() first, so that x does not become the base of a view: x may be moved.
                 inputs[i] = _T.as_subclass(_T.detach(x), _T)
-                if self.inputs[i] not in passing:
+                if self.inputs[i] not in argument_values:
                     self._shards[i] = x, _T.data_ptr(x), inputs[i]
         return inputs
 
@@ -215,52 +215,54 @@ class Program:
     backend: Callable[..., Any]
     saved: list[Any] = field(default_factory=list)  # messages that passes removed
     notes: list[str] = field(default_factory=list)  # what else passes did, for ``show()``
-    pieces: list[Pieces] | None = None  # events for tracers; made by the first traced run
+    events: list[SegmentEvents] | None = None  # events for tracers; made by the first traced run
 
     def __post_init__(self) -> None:
         reads = [read for part in self.segments for read in part.reads]
-        self._places = each_in(self.result, Place)
-        self._passing = {i for i, source in reads if source.kind == "argument"}
+        self._places = instances_in(self.result, Place)
+        self._argument_values = {i for i, source in reads if source.kind == "argument"}
         _programs.add(self)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """Run the program on the tensors among the arguments, and return the result of the step."""
         if not _ON_COMPILED:
             return self._run(arguments, None)
-        with Watching(self) as watch:
+        with EventReporter(self) as watch:
             return self._run(arguments, watch)
 
-    def _run(self, arguments: Sequence[torch.Tensor], watch: Watching | None) -> Any:
+    def _run(self, arguments: Sequence[torch.Tensor], watch: EventReporter | None) -> Any:
         values: list[Any] = [None] * self.count
-        with torch.no_grad(), known(self.calls, watch):
+        with torch.no_grad(), use_calls(self.calls, watch):
             for number, part in enumerate(self.segments):
                 for i, read in part.reads:
                     values[i] = read.read(arguments)
-                with _Off():
-                    inputs = part.shards([values[i] for i in part.inputs], self._passing)
+                with _DisableTorchFunction():
+                    inputs = part.local_inputs(
+                        [values[i] for i in part.inputs], self._argument_values
+                    )
                     run = part.compiled
                     if run is None:
                         run = part.compiled = self.backend(part.graph, inputs)
-                    made = watch.segment(number, run, inputs) if watch else run(*inputs)
-                for i, x in zip(part.outputs, made, strict=True):
+                    results = watch.segment(number, run, inputs) if watch else run(*inputs)
+                for i, x in zip(part.outputs, results, strict=True):
                     values[i] = x
                 if part.draws:
-                    _advance(part.draws)
+                    _advance_draws(part.draws)
                 for write in part.writes:
                     write.run(values)
                 if part.graph_break is not None:
                     with torch.enable_grad():
                         watch.graph_break(part) if watch else part.graph_break()
-            return self._built(values, arguments)
+            return self._build_result(values, arguments)
 
-    def _built(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+    def _build_result(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
         """Return the result of the step, with each ``Place`` in it replaced by its tensor.
 
         Lists and dicts in it are new in each call.
         """
         tensors = [place.get(values, arguments) for place in self._places]
-        made = replace_each(self.result, Place, tensors)
-        return copy.deepcopy(made) if made is self.result else made
+        result = replace_instances(self.result, Place, tensors)
+        return copy.deepcopy(result) if result is self.result else result
 
     def messages(self) -> list[OpaqueCall]:
         """Return the messages in which this rank takes part, in order."""
@@ -268,7 +270,7 @@ class Program:
             self.calls[node.args[1]]
             for part in self.segments
             for node in part.graph.graph.nodes
-            if node.target in SENDING
+            if node.target in SENDING_OPS
         ]
 
     @property
@@ -290,9 +292,9 @@ def _forget_shards() -> None:
             part.forget_shards()
 
 
-Tracer(on_move=_forget_shards).always()
+Tracer(on_move=_forget_shards).install()
 
 
-def _advance(draws: int) -> None:
+def _advance_draws(draws: int) -> None:
     state = generator.get_state()
-    generator.set_count(torch.default_generator, state.counter + draws)
+    generator.set_draw_count(torch.default_generator, state.counter + draws)

@@ -23,7 +23,7 @@ class RandomOp:
     """
 
     def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
-        self._func, self._at, self._offset, self._filled = func, at, offset, filled
+        self._func, self._counter_index, self._offset, self._in_place = func, at, offset, filled
         self._values = [None if isinstance(v, torch.Tensor) else v for v in values]
         self._tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
 
@@ -31,8 +31,8 @@ class RandomOp:
         values: list[Any] = list(self._values)
         for i, x in zip(self._tensors, xs, strict=True):
             values[i] = x
-        values[self._at - 1], values[self._at] = seed, counter + self._offset
-        if self._filled:
+        values[self._counter_index - 1], values[self._counter_index] = seed, counter + self._offset
+        if self._in_place:
             # The custom op ``drawn`` must not modify its inputs, so the numbers go into a new
             # tensor.
             values[0] = torch.empty_like(values[0])

@@ -23,13 +23,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from .guards import Guard, is_number
-from .reached import Reached
+from .guards import Guard, is_simple_value
+from .reached import ReachableState
 
 Optimizer = torch.optim.Optimizer
 
 
-class _Group(dict):
+class _TrackedGroup(dict):
     """Copy of an optimizer's param group that reports to ``rates`` which of its entries are read.
 
     It replaces the group ``group`` during a recording. Writes also go into the original.
@@ -40,11 +40,11 @@ class _Group(dict):
         self.group, self._rates = group, rates
 
     def __getitem__(self, key: Any) -> Any:
-        self._rates.asked(self.group, key)
+        self._rates.note_read(self.group, key)
         return super().__getitem__(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self._rates.asked(self.group, key)
+        self._rates.note_read(self.group, key)
         return super().get(key, default)
 
     # An own __iter__ makes dict(group) and {**group} call __getitem__ for each key, instead of
@@ -53,19 +53,19 @@ class _Group(dict):
         return super().__iter__()
 
     def items(self) -> Any:
-        self._all_asked()
+        self._note_all_reads()
         return super().items()
 
     def values(self) -> Any:
-        self._all_asked()
+        self._note_all_reads()
         return super().values()
 
     def copy(self) -> Any:
         return dict(self.items())
 
-    def _all_asked(self) -> None:
+    def _note_all_reads(self) -> None:
         for key in self:
-            self._rates.asked(self.group, key)
+            self._rates.note_read(self.group, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
@@ -85,71 +85,75 @@ class Rates:
     program.
     """
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: ReachableState) -> None:
         self._reached, self._optimizers = reached, reached.optimizers
-        self._asked: set[tuple[int, Any]] = set()
-        self._asked_schedules: set[int] = set()
-        self._before = self._now()
-        self._on = False
-        self._changed: set[Any] = set()
+        self._read_entries: set[tuple[int, Any]] = set()
+        self._read_schedules: set[int] = set()
+        self._numbers_before = self._current_numbers()
+        self._is_tracking = False
+        self._changed_keys: set[Any] = set()
 
-    def _now(self) -> list[dict[str, Any]]:
+    def _current_numbers(self) -> list[dict[str, Any]]:
         return [numbers(group) for o in self._optimizers for group in _groups(o)]
 
-    def asked(self, group: dict, key: Any) -> None:
+    def note_read(self, group: dict, key: Any) -> None:
         """Note that entry ``key`` of the param group ``group`` is read, if tracking is on.
 
-        Called by ``_Group``, for each read.
+        Called by ``_TrackedGroup``, for each read.
         """
-        if self._on:
-            self._asked.add((id(group), key))
+        if self._is_tracking:
+            self._read_entries.add((id(group), key))
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def tracking(self) -> Iterator[None]:
         """Track which param group entries and schedule attributes are read, inside the block."""
         classes = [type(schedule) for schedule in self._reached.schedules]
         for schedule, cls in zip(self._reached.schedules, classes, strict=True):
-            schedule.__class__ = _watching(cls, self._asked_of)
-        self._put(True)
+            schedule.__class__ = _tracked_class(cls, self._note_schedule_read)
+        self._set_tracking(True)
         try:
             yield
         finally:
-            self._put(False)
+            self._set_tracking(False)
             for schedule, cls in zip(self._reached.schedules, classes, strict=True):
                 schedule.__class__ = cls
 
-    def _asked_of(self, schedule: Any, kept: dict[str, Any], name: str) -> None:
-        if self._on and name not in _NO_NUMBERS and (name in kept or name in _ALL):
-            self._asked_schedules.add(id(schedule))
+    def _note_schedule_read(self, schedule: Any, attributes: dict[str, Any], name: str) -> None:
+        if (
+            self._is_tracking
+            and name not in _ATTRIBUTES_WITHOUT_NUMBERS
+            and (name in attributes or name in _ALL_ATTRIBUTES)
+        ):
+            self._read_schedules.add(id(schedule))
 
     @contextmanager
-    def let(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Suspend tracking inside the block, in which an optimizer or a schedule runs ``step()``.
 
         Numbers that are set inside the block do not count as set by the compiled step.
         """
-        on = self._on
-        if on:
-            self._put(False)
+        was_tracking = self._is_tracking
+        if was_tracking:
+            self._set_tracking(False)
             self._note_changes()
         try:
             yield
         finally:
-            if on:
-                self._before = self._now()
-                self._put(True)
+            if was_tracking:
+                self._numbers_before = self._current_numbers()
+                self._set_tracking(True)
 
-    def _put(self, on: bool) -> None:
-        self._on = on
+    def _set_tracking(self, on: bool) -> None:
+        self._is_tracking = on
         for optimizer in self._optimizers:
             groups = _groups(optimizer)
             # In place, because a guard requires that the list stays the same object.
-            optimizer.param_groups[:] = [_Group(g, self) for g in groups] if on else groups
+            optimizer.param_groups[:] = [_TrackedGroup(g, self) for g in groups] if on else groups
 
     def _note_changes(self) -> None:
-        for before, now in zip(self._before, self._now(), strict=False):
-            keys = before.keys() | now.keys()
-            self._changed |= {key for key in keys if before.get(key) != now.get(key)}
+        for before, current in zip(self._numbers_before, self._current_numbers(), strict=False):
+            keys = before.keys() | current.keys()
+            self._changed_keys |= {key for key in keys if before.get(key) != current.get(key)}
 
     def guards(self, called: set[int]) -> list[Guard]:
         """Return the guards on optimizers and schedules under which the program is valid.
@@ -160,19 +164,22 @@ class Rates:
         Args:
             called: ids of the optimizers that were not recorded, and run as written.
         """
-        of_schedules = self._reached.of_schedules
-        asked = [
-            f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
+        guards_by_schedule = self._reached.schedule_guards
+        schedule_guards = [
+            f
+            for key in guards_by_schedule
+            if key in self._read_schedules
+            for f in guards_by_schedule[key]
         ]
-        return asked + [
+        return schedule_guards + [
             guard
-            for optimizer, guards in self._reached.of_optimizers.items()
+            for optimizer, guards in self._reached.optimizer_guards.items()
             for guard in guards
-            if (id(guard.store), guard.key) in self._asked
+            if (id(guard.store), guard.key) in self._read_entries
             or (optimizer not in called and guard.key != "lr")
         ]
 
-    def written(self) -> list[str]:
+    def changed_numbers(self) -> list[str]:
         """Return descriptions of the numbers that the step itself sets, such as "a learning rate".
 
         If there are any, the step gets no program, and the message to the user names them.
@@ -180,32 +187,32 @@ class Rates:
         self._note_changes()
         return [
             "a learning rate" if key == "lr" else f"{key} of an optimizer"
-            for key in sorted(self._changed)
+            for key in sorted(self._changed_keys)
         ]
 
 
 # Attributes of a schedule that hold no numbers; the recording sets ``step`` on the object.
-_NO_NUMBERS = ("optimizer", "step")
-_ALL = ("__dict__", "__getstate__")  # these give all attributes; copies use the latter
+_ATTRIBUTES_WITHOUT_NUMBERS = ("optimizer", "step")
+_ALL_ATTRIBUTES = ("__dict__", "__getstate__")  # these give all attributes; copies use the latter
 
 
-def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
+def _tracked_class(cls: Any, on_access: Callable[[Any, dict[str, Any], str], None]) -> type:
     """Return a subclass of ``cls``, a schedule's class, that reports access to attributes.
 
-    ``asked(object, its __dict__, name)`` is called before each read and write of an attribute.
+    ``on_access(object, its __dict__, name)`` is called before each read and write of an attribute.
     """
-    kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
+    get_raw, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
 
     def get(self: Any, name: str) -> Any:
-        asked(self, kept_by(self, "__dict__"), name)
+        on_access(self, get_raw(self, "__dict__"), name)
         return read(self, name)
 
     def put(self: Any, name: str, value: Any) -> None:
-        asked(self, kept_by(self, "__dict__"), name)
+        on_access(self, get_raw(self, "__dict__"), name)
         write(self, name, value)
 
-    own = {"__getattribute__": get, "__setattr__": put, "__module__": cls.__module__}
-    return type(cls.__name__, (cls,), own)
+    namespace = {"__getattribute__": get, "__setattr__": put, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), namespace)
 
 
 class Varying:
@@ -216,8 +223,8 @@ class Varying:
     """
 
     def __init__(self) -> None:
-        self._recorded: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
-        self._found: WeakSet[Optimizer] = WeakSet()
+        self._first_numbers: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
+        self._varying: WeakSet[Optimizer] = WeakSet()
 
     def note(self, optimizers: list[Optimizer]) -> None:
         """Compare the numbers of ``optimizers`` with those at earlier recordings.
@@ -226,20 +233,20 @@ class Varying:
         recording.
         """
         for optimizer in optimizers:
-            now = [
+            current_numbers = [
                 {key: x for key, x in numbers(group).items() if key != "lr"}
                 for group in _groups(optimizer)
             ]
-            if self._recorded.setdefault(optimizer, now) != now:
-                self._found.add(optimizer)
+            if self._first_numbers.setdefault(optimizer, current_numbers) != current_numbers:
+                self._varying.add(optimizer)
 
     def __contains__(self, optimizer: Optimizer) -> bool:
-        return optimizer in self._found
+        return optimizer in self._varying
 
 
 def numbers(group: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a param group that are numbers, strings or other simple values."""
-    return {key: x for key, x in group.items() if is_number(x)}
+    return {key: x for key, x in group.items() if is_simple_value(x)}
 
 
 def _groups(optimizer: Optimizer) -> list[dict]:

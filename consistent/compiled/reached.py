@@ -28,18 +28,18 @@ import torch
 
 from ..autograd.coded_sums import coder_of
 from ..nn.sharded.install import coders_of
-from .guards import SIMPLE, Guard, is_number
+from .guards import SIMPLE_TYPES, Guard, is_simple_value
 from .sources import Attributes, FunctionKey, Source
 
-MOST = 200_000  # values that the walk visits
-MOST_BYTES = 1 << 16  # of a numpy array, which is compared before each run
+MAX_OBJECTS = 200_000  # values that the walk visits
+MAX_ARRAY_BYTES = 1 << 16  # of a numpy array, which is compared before each run
 _LIBRARIES = ("consistent", "mirrored", "torch")
 # The walk enters objects of these modules, although they belong to a library, because they keep
 # tensors that programs use: a graph, its config and its optimizers; masks of flex_attention;
 # distributions.
-_LOOKED_INTO = ("consistent.step.", "torch.nn.attention.", "torch.distributions.")
-_STANDARD = sysconfig.get_paths()["stdlib"]
-_OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
+_SEARCHED_MODULES = ("consistent.step.", "torch.nn.attention.", "torch.distributions.")
+_STDLIB_FOLDER = sysconfig.get_paths()["stdlib"]
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {"training"}
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value
 _LENGTH, _MEMBERS = FunctionKey(len), FunctionKey(frozenset)
 _BYTES = FunctionKey(lambda array: (array.shape, array.dtype.str, array.tobytes()))
@@ -49,36 +49,36 @@ _NO_HOOKS: tuple[tuple[int, ...], ...] = ((),)
 
 
 def _module_hooks(module: torch.nn.Module) -> tuple[tuple[int, ...], ...]:
-    found = (
+    hook_dicts = (
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    return tuple(map(tuple, found)) if any(found) else _NO_HOOKS
+    return tuple(map(tuple, hook_dicts)) if any(hook_dicts) else _NO_HOOKS
 
 
 def _leaf_hooks(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    found = x._backward_hooks or (), x._post_accumulate_grad_hooks or ()  # type: ignore[attr-defined]
-    return tuple(map(tuple, found)) if any(found) else _NO_HOOKS
+    hook_dicts = x._backward_hooks or (), x._post_accumulate_grad_hooks or ()  # type: ignore[attr-defined]
+    return tuple(map(tuple, hook_dicts)) if any(hook_dicts) else _NO_HOOKS
 
 
 _MODULE_HOOKS, _LEAF_HOOKS = FunctionKey(_module_hooks), FunctionKey(_leaf_hooks)
 
 
 @dataclass
-class Reached:
+class ReachableState:
     """State that the walk has found: where tensors are kept, and what a program depends on.
 
     Args:
         sources: places that hold tensors, such as ``model.weight`` and its ``.grad``.
         guards: conditions on numbers, lengths and the identity of objects.
-        of_schedules: id of a learning rate schedule -> its guards, which apply only if the step
+        schedule_guards: id of a learning rate schedule -> its guards, which apply only if the step
             reads the schedule.
-        of_optimizers: id of an optimizer -> guards on the numbers of its param groups. A guard on a
-            learning rate applies only if the step reads the rate. The others also apply if the
+        optimizer_guards: id of an optimizer -> guards on the numbers of its param groups. A guard
+            on a learning rate applies only if the step reads the rate. The others also apply if the
             optimizer is recorded, because an optimizer that runs as written reads them again.
-        refused: reasons, with paths, why some objects cannot be compared; if there are any, the
+        refusals: reasons, with paths, why some objects cannot be compared; if there are any, the
             step cannot be a program.
     """
 
@@ -87,12 +87,12 @@ class Reached:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedules: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    of_schedules: dict[int, list[Guard]] = field(default_factory=dict)
-    of_optimizers: dict[int, list[Guard]] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    schedule_guards: dict[int, list[Guard]] = field(default_factory=dict)
+    optimizer_guards: dict[int, list[Guard]] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
 
 
-def find(step: Callable[..., Any], given: Any) -> Reached:
+def find_reachable_state(step: Callable[..., Any], given: Any) -> ReachableState:
     """Return the state that ``step`` can reach when it is called with the arguments ``given``."""
     walk = _Walk()
     walk.arguments(given)
@@ -105,9 +105,9 @@ class _Walk:
     """The walk over all objects that a step can reach; ``reached`` collects what it finds."""
 
     def __init__(self) -> None:
-        self.reached = Reached()
+        self.reached = ReachableState()
         self._seen: set[int] = set()
-        self._alive: list[Any] = []
+        self._kept_alive: list[Any] = []
         self._leaves: dict[int, tuple[Any, str]] = {}
         self._count = 0
 
@@ -120,30 +120,34 @@ class _Walk:
                 is made. With None, the value is only walked through.
         """
         self._count += 1
-        if self._count > MOST:
-            if self._count == MOST + 1:
-                self.reached.refused.append(
-                    f"more than {MOST} values can be reached, the last at {path}"
+        if self._count > MAX_OBJECTS:
+            if self._count == MAX_OBJECTS + 1:
+                self.reached.refusals.append(
+                    f"more than {MAX_OBJECTS} values can be reached, the last at {path}"
                 )
             return
         if isinstance(value, torch.Tensor):
-            self._tensor(value, path, store, key)
+            self._visit_tensor(value, path, store, key)
             return
         if store is not None:
             self.reached.guards.append(Guard(store, key, path, value))
-        if isinstance(value, SIMPLE) or type(value).__module__ == "builtins" and callable(value):
+        if (
+            isinstance(value, SIMPLE_TYPES)
+            or type(value).__module__ == "builtins"
+            and callable(value)
+        ):
             if not isinstance(value, type | types.FunctionType | types.MethodType):
                 return
         if id(value) in self._seen:
             return
         # The value is kept alive below, so that its id stays valid during the walk.
         self._seen.add(id(value))
-        self._alive.append(value)
-        for name, at, where, x in self._inside(value, path):
-            if type(where) is FunctionKey:
-                self.reached.guards.append(Guard(at, where, name, x))
+        self._kept_alive.append(value)
+        for name, item_store, item_key, x in self._contents(value, path):
+            if type(item_key) is FunctionKey:
+                self.reached.guards.append(Guard(item_store, item_key, name, x))
             else:
-                self.visit(x, name, at, where)
+                self.visit(x, name, item_store, item_key)
 
     def arguments(self, value: Any) -> None:
         """Visit the modules, optimizers and other objects among the arguments.
@@ -156,42 +160,46 @@ class _Walk:
             for x in value:
                 self.arguments(x)
         elif isinstance(value, torch.Tensor):
-            self._leaf(value, "argument")
-        elif not isinstance(value, SIMPLE):
+            self._add_leaf(value, "argument")
+        elif not isinstance(value, SIMPLE_TYPES):
             self.visit(value, "argument", None, None)
 
-    def _tensor(self, x: torch.Tensor, path: str, store: Any, key: Any) -> None:
+    def _visit_tensor(self, x: torch.Tensor, path: str, store: Any, key: Any) -> None:
         if store is not None and id(x) in self._seen:  # the tensor is also in another source
             self.reached.guards.append(Guard(store, key, path, x))
         elif store is not None:
             self._seen.add(id(x))
-            self._alive.append(x)
+            self._kept_alive.append(x)
             self.reached.sources.append(Source(store, key, path))
-        self._leaf(x, path)
+        self._add_leaf(x, path)
 
     # -- what is in a value ------------------------------------------------------------------------
 
-    def _inside(self, value: Any, path: str) -> Iterator[_Item]:
+    def _contents(self, value: Any, path: str) -> Iterator[_Item]:
         """Yield the objects inside ``value`` as (path, store, key, object).
 
         Nothing is yielded if the walk does not enter the value, such as an object of a library.
         """
         if isinstance(value, torch.nn.Module):
-            return self._module(value, path)
+            return self._module_contents(value, path)
         if isinstance(value, torch.optim.Optimizer):
             self.reached.optimizers.append(value)
-            return self._optimizer(value, path)
+            return self._optimizer_contents(value, path)
         if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-            return self._schedule(value, path)
+            return self._schedule_contents(value, path)
         if isinstance(value, torch.amp.GradScaler):
             self.reached.scalers.append(value)
-            simple = (*SIMPLE, torch.Tensor)
-            kept = vars(value)
-            return ((f"{path}.{n}", kept, n, x) for n, x in kept.items() if isinstance(x, simple))
+            simple = (*SIMPLE_TYPES, torch.Tensor)
+            attributes = vars(value)
+            return (
+                (f"{path}.{n}", attributes, n, x)
+                for n, x in attributes.items()
+                if isinstance(x, simple)
+            )
         if isinstance(value, list | tuple | deque):
-            return self._list(value, path)
+            return self._list_contents(value, path)
         if isinstance(value, dict):
-            return self._items(value, path, "")
+            return self._dict_contents(value, path, "")
         if isinstance(value, set | frozenset):
             return iter([(path, value, _MEMBERS, frozenset(value))])
         if isinstance(value, types.MethodType):
@@ -200,28 +208,32 @@ class _Walk:
             parts = (value.func, value.args, value.keywords)
             return iter([(path, None, None, x) for x in parts])
         if isinstance(value, types.FunctionType):
-            return self._function(value, path)
+            return self._function_contents(value, path)
         if isinstance(value, type):
-            return self._class(value, path)
+            return self._class_contents(value, path)
         if isinstance(value, types.ModuleType):
             return iter(())
-        return self._object(value, path)
+        return self._object_contents(value, path)
 
-    def _object(self, value: Any, path: str) -> Iterator[_Item]:
-        where = type(value).__module__
-        if where == "numpy":
-            return self._array(value, path)
+    def _object_contents(self, value: Any, path: str) -> Iterator[_Item]:
+        module_name = type(value).__module__
+        if module_name == "numpy":
+            return self._array_contents(value, path)
         if isinstance(value, Iterator):
-            self.reached.refused.append(f"{path} is an iterator, which each call may advance")
+            self.reached.refusals.append(f"{path} is an iterator, which each call may advance")
             return iter(())
-        own = where.startswith(_LOOKED_INTO) or isinstance(value, types.SimpleNamespace)
-        if not own and (where.partition(".")[0] in _LIBRARIES or _is_standard(where)):
+        is_searched = module_name.startswith(_SEARCHED_MODULES) or isinstance(
+            value, types.SimpleNamespace
+        )
+        if not is_searched and (
+            module_name.partition(".")[0] in _LIBRARIES or _is_standard(module_name)
+        ):
             return iter(())
-        return self._own(value, path)
+        return self._attribute_contents(value, path)
 
-    def _own(self, value: Any, path: str) -> Iterator[_Item]:
+    def _attribute_contents(self, value: Any, path: str) -> Iterator[_Item]:
         if hasattr(value, "__dict__"):
-            yield from self._items(vars(value), path, ".")
+            yield from self._dict_contents(vars(value), path, ".")
         for cls in type(value).__mro__:
             names = vars(cls).get("__slots__", ())
             for name in (names,) if isinstance(names, str) else names:
@@ -230,81 +242,83 @@ class _Walk:
         for cls in type(value).__mro__:
             yield path, None, None, cls
 
-    def _array(self, value: Any, path: str) -> Iterator[_Item]:
-        if getattr(value, "nbytes", 0) > MOST_BYTES or getattr(value.dtype, "hasobject", False):
-            self.reached.refused.append(f"{path} is a large array of numpy; make it a tensor")
+    def _array_contents(self, value: Any, path: str) -> Iterator[_Item]:
+        if getattr(value, "nbytes", 0) > MAX_ARRAY_BYTES or getattr(
+            value.dtype, "hasobject", False
+        ):
+            self.reached.refusals.append(f"{path} is a large array of numpy; make it a tensor")
         else:
-            yield path, value, _BYTES, _BYTES.ask(value)
+            yield path, value, _BYTES, _BYTES.function(value)
 
-    def _module(self, module: torch.nn.Module, path: str) -> Iterator[_Item]:
-        yield path, module, _MODULE_HOOKS, _MODULE_HOOKS.ask(module)
+    def _module_contents(self, module: torch.nn.Module, path: str) -> Iterator[_Item]:
+        yield path, module, _MODULE_HOOKS, _MODULE_HOOKS.function(module)
         for store in (module._parameters, module._buffers, module._modules):
             yield path, store, _LENGTH, len(store)
             for name, x in store.items():
                 yield f"{path}.{name}", store, name, x
-        kept = vars(module)
-        yield path, kept, _LENGTH, len(kept)
-        for name, x in list(kept.items()):
-            if name not in _OF_TORCH and not name.startswith("_consistent"):
-                yield f"{path}.{name}", kept, name, x
-        summed = [coder_of(p) for p in module._parameters.values() if p is not None]
-        for coder in filter(None, [*coders_of(module), *summed]):
+        attributes = vars(module)
+        yield path, attributes, _LENGTH, len(attributes)
+        for name, x in list(attributes.items()):
+            if name not in _MODULE_ATTRIBUTES and not name.startswith("_consistent"):
+                yield f"{path}.{name}", attributes, name, x
+        sum_coders = [coder_of(p) for p in module._parameters.values() if p is not None]
+        for coder in filter(None, [*coders_of(module), *sum_coders]):
             for name, x in vars(coder).items():
                 if isinstance(x, torch.Tensor):
                     yield f"{path}, {name} by its codecs", vars(coder), name, x
         for cls in type(module).__mro__:
             yield path, None, None, cls
 
-    def _optimizer(self, optimizer: Any, path: str) -> Iterator[_Item]:
-        kept, groups, state = vars(optimizer), optimizer.param_groups, optimizer.state
+    def _optimizer_contents(self, optimizer: Any, path: str) -> Iterator[_Item]:
+        attributes, groups, state = vars(optimizer), optimizer.param_groups, optimizer.state
         for name in ("param_groups", "state"):
             # Sources below are read through these containers, which must stay the same objects.
-            self.reached.guards.append(Guard(kept, name, f"{path}.{name}", kept[name]))
+            self.reached.guards.append(Guard(attributes, name, f"{path}.{name}", attributes[name]))
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            yield f"{path}.{name}", kept[name], _LENGTH, len(kept[name])
+            yield f"{path}.{name}", attributes[name], _LENGTH, len(attributes[name])
         yield f"{path}.param_groups", groups, _LENGTH, len(groups)
-        own = self.reached.of_optimizers.setdefault(id(optimizer), [])
+        group_guards = self.reached.optimizer_guards.setdefault(id(optimizer), [])
         for i, group in enumerate(groups):
             self.reached.guards.append(Guard(groups, i, f"{path}.param_groups[{i}]", group))
             for name, x in group.items():
-                where = f"{path}.param_groups[{i}][{name!r}]"
-                if not is_number(x):
-                    yield where, group, name, x
+                item_path = f"{path}.param_groups[{i}][{name!r}]"
+                if not is_simple_value(x):
+                    yield item_path, group, name, x
                 else:
-                    own.append(Guard(group, name, where, x))
+                    group_guards.append(Guard(group, name, item_path, x))
         yield f"{path}.state", state, _LENGTH, len(state)
-        for i, (param, of_one) in enumerate(list(state.items())):
-            yield f"{path}.state of parameter {i}", state, param, of_one
+        for i, (param, param_state) in enumerate(list(state.items())):
+            yield f"{path}.state of parameter {i}", state, param, param_state
 
-    def _schedule(self, schedule: Any, path: str) -> Iterator[_Item]:
+    def _schedule_contents(self, schedule: Any, path: str) -> Iterator[_Item]:
         self.reached.schedules.append(schedule)
-        kept = vars(schedule)
-        self.reached.of_schedules[id(schedule)] = [
+        attributes = vars(schedule)
+        self.reached.schedule_guards[id(schedule)] = [
             Guard(store, key, f"{path}.{name}", x)
-            for name, value in kept.items()
+            for name, value in attributes.items()
             for store, key, x in (
-                [(value, i, each) for i, each in enumerate(value)]
+                [(value, i, item) for i, item in enumerate(value)]
                 if isinstance(value, list)
-                else [(kept, name, value)]
+                else [(attributes, name, value)]
             )
-            if isinstance(x, SIMPLE)
+            if isinstance(x, SIMPLE_TYPES)
         ]
         yield path, None, None, getattr(schedule, "optimizer", None)
 
-    def _list(self, value: Any, path: str) -> Iterator[_Item]:
+    def _list_contents(self, value: Any, path: str) -> Iterator[_Item]:
         yield path, value, _LENGTH, len(value)
         for i, x in enumerate(value):
             yield f"{path}[{i}]", value, i, x
 
-    def _items(self, value: Any, path: str, dot: str) -> Iterator[_Item]:
+    def _dict_contents(self, value: Any, path: str, dot: str) -> Iterator[_Item]:
         yield path, value, _LENGTH, len(value)
         for name, x in list(value.items()):
-            where = f"{path}.{name}" if dot else f"{path}[{name!r}]"
-            yield where, value, name, x
+            item_path = f"{path}.{name}" if dot else f"{path}[{name!r}]"
+            yield item_path, value, name, x
 
     # -- code --------------------------------------------------------------------------------------
 
-    def _class(self, cls: type, path: str) -> Iterator[_Item]:
+    def _class_contents(self, cls: type, path: str) -> Iterator[_Item]:
         """Yield the attributes and functions of a class that the user has written.
 
         For a class of an installed library, nothing is yielded.
@@ -317,12 +331,12 @@ class _Walk:
             if isinstance(x, types.FunctionType):
                 yield f"{path}.{name}", None, None, x
             elif isinstance(x, property):
-                for each in (x.fget, x.fset):
-                    yield f"{path}.{name}", None, None, each
+                for accessor in (x.fget, x.fset):
+                    yield f"{path}.{name}", None, None, accessor
             elif not name.startswith("__"):
                 yield f"{path}.{name}", Attributes(cls), name, getattr(cls, name, x)
 
-    def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
+    def _function_contents(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
         """Yield what a function that the user has written can reach; nothing for library functions.
 
         That is: the variables that it closes over, the globals that it names, and its defaults.
@@ -330,27 +344,29 @@ class _Walk:
         if _is_installed(function.__module__ or ""):
             return
         code, cells = function.__code__, function.__closure__ or ()
-        names, attributes = _names(code)
+        names, attributes = _names_in_code(code)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:  # not set yet
                 continue
             yield name, cell, None, value
-            yield from _of_module(name, value, attributes)
+            yield from _module_attributes(name, value, attributes)
         for name in ("__defaults__", "__kwdefaults__"):
             yield f"{path}, defaults", Attributes(function), name, getattr(function, name)
         for name in sorted(names & function.__globals__.keys()):
             value = function.__globals__[name]
             yield name, function.__globals__, name, value
-            yield from _of_module(name, value, attributes)
+            yield from _module_attributes(name, value, attributes)
 
     # -- leaves ------------------------------------------------------------------------------------
 
-    def _leaf(self, x: torch.Tensor, path: str) -> None:
+    def _add_leaf(self, x: torch.Tensor, path: str) -> None:
         if x.requires_grad and x.is_leaf and id(x) not in self._leaves:
             self._leaves[id(x)] = x, path
-            self.reached.guards.append(Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
+            self.reached.guards.append(
+                Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.function(x))
+            )
 
     def gradients(self) -> None:
         """Add ``x.grad`` as a source for each leaf ``x`` that was found, after the walk."""
@@ -358,21 +374,21 @@ class _Walk:
             self.reached.sources.append(Source(x, "grad", f"{path}.grad"))
 
 
-def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
+def _module_attributes(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
     """Yield the attributes of ``value`` named in ``attributes``, if it is a module of the user.
 
     So ``config.rate`` in a step is found, where ``config`` is an imported Python file.
     """
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
-        kept = vars(value)
-        for attribute in sorted(attributes & kept.keys()):
-            yield f"{name}.{attribute}", kept, attribute, kept[attribute]
+        namespace = vars(value)
+        for attribute in sorted(attributes & namespace.keys()):
+            yield f"{name}.{attribute}", namespace, attribute, namespace[attribute]
 
 
 @functools.cache
 def _is_standard(module: str) -> bool:
     file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or ""
-    return module == "builtins" or (file.startswith(_STANDARD) and "site-packages" not in file)
+    return module == "builtins" or (file.startswith(_STDLIB_FOLDER) and "site-packages" not in file)
 
 
 def _is_installed(module: str) -> bool:
@@ -382,11 +398,16 @@ def _is_installed(module: str) -> bool:
     """
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
-    known = top in _LIBRARIES or top in sys.builtin_module_names
-    return known or _is_standard(module) or "site-packages" in file or "dist-packages" in file
+    is_known_library = top in _LIBRARIES or top in sys.builtin_module_names
+    return (
+        is_known_library
+        or _is_standard(module)
+        or "site-packages" in file
+        or "dist-packages" in file
+    )
 
 
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+def _names_in_code(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Return (global names, attribute names) that ``code`` and the functions inside it use.
 
     The walk follows only these, not all globals of a file. Attributes matter for
@@ -400,7 +421,7 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
             attributes.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            more = _names(inner)
-            names |= more[0]
-            attributes |= more[1]
+            inner_names = _names_in_code(inner)
+            names |= inner_names[0]
+            attributes |= inner_names[1]
     return names, attributes

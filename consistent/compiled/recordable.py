@@ -10,20 +10,20 @@ from torch.overrides import TorchFunctionMode
 
 from mirrored.transports.faults.place import user_line
 
-from ..graph.reads import are_whole
+from ..graph.reads import is_integral
 from ..spec.nested import tensors_in
 from .errors import CannotRecord
 from .recorded_graph import RecordedGraph
 
 _aten = torch.ops.aten
-READS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
-_TO_PYTHON = frozenset(
+READ_OPS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
+_VALUE_READERS = frozenset(
     getattr(torch.Tensor, name)
     for name in ("tolist", "numpy", "__array__", "__dlpack__", "__bool__", "__float__", "__int__")
 )
 # These read the values of an argument in C++, without an op that a dispatch mode would see.
 _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
-_PRINTED = (
+_PRINTABLE_TYPES = (
     int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Tensor, slice,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def check_printable(name: str, func: Any, given: Any) -> None:
     if isinstance(given, list | tuple):
         for x in given:
             check_printable(name, func, x)
-    elif not isinstance(given, _PRINTED):
+    elif not isinstance(given, _PRINTABLE_TYPES):
         raise CannotRecord(
             f"{name}: at {user_line()}, {func} is given a {type(given).__name__}, which a program "
             "cannot hold.\n  Use collectives of torch.distributed and generators of your own "
@@ -63,13 +63,15 @@ def check_values(recorded: RecordedGraph, func: Any, args: tuple) -> None:
         CannotRecord: it does, and the values are not the same in all calls of the step.
     """
     tags = func.tags
-    if func in READS or torch.Tag.data_dependent_output in tags:
-        raise CannotRecord(reads_value(recorded.name, str(func)))
-    by_value = torch.Tag.dynamic_output_shape in tags and not _sized_by_fixed(recorded, func, args)
+    if func in READ_OPS or torch.Tag.data_dependent_output in tags:
+        raise CannotRecord(value_read_error(recorded.name, str(func)))
+    depends_on_values = torch.Tag.dynamic_output_shape in tags and not _has_fixed_size(
+        recorded, func, args
+    )
     # Only masks among its indices make the shape of index.Tensor depend on values.
-    if by_value and func is _aten.index.Tensor:
-        by_value = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
-    if by_value:
+    if depends_on_values and func is _aten.index.Tensor:
+        depends_on_values = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
+    if depends_on_values:
         raise CannotRecord(
             f"{recorded.name}: at {user_line()}, the result of {func} has a shape that depends on "
             "values.\n  A program has one shape for each of its values.\n"
@@ -78,7 +80,7 @@ def check_values(recorded: RecordedGraph, func: Any, args: tuple) -> None:
         )
 
 
-def _sized_by_fixed(recorded: RecordedGraph, func: Any, args: tuple) -> bool:
+def _has_fixed_size(recorded: RecordedGraph, func: Any, args: tuple) -> bool:
     """Return whether a result whose shape depends on values has the same shape in all runs.
 
     That holds for a torch op if each integer or bool operand, such as the mask in ``x[mask]``,
@@ -86,11 +88,13 @@ def _sized_by_fixed(recorded: RecordedGraph, func: Any, args: tuple) -> bool:
     """
     if func.namespace != "aten":
         return False
-    deciding = [x for x in tensors_in(args) if are_whole(x.dtype)]
-    return bool(deciding) and all(recorded.is_fixed(recorded.node_of(x)) for x in deciding)
+    size_operands = [x for x in tensors_in(args) if is_integral(x.dtype)]
+    return bool(size_operands) and all(
+        recorded.is_fixed(recorded.node_of(x)) for x in size_operands
+    )
 
 
-def reads_value(name: str, what: str) -> str:
+def value_read_error(name: str, what: str) -> str:
     """Return the error text for ``what``, an op or method by which Python reads a tensor's value.
 
     ``name`` is the name of the step.
@@ -113,13 +117,13 @@ class PythonReads(TorchFunctionMode):
 
     def __init__(self, read: Callable[[torch.Tensor, str], None]) -> None:
         super().__init__()
-        self._read = read
+        self._on_read = read
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _TO_PYTHON:
-            self._read(args[0], func.__name__)
+        if func in _VALUE_READERS:
+            self._on_read(args[0], func.__name__)
         elif func in _SPLITS and len(args) > 1 and isinstance(args[1], torch.Tensor):
-            self._read(args[1], func.__name__)
+            self._on_read(args[1], func.__name__)
         return func(*args, **(kwargs or {}))

@@ -16,12 +16,12 @@ from ..dispatch.planning.writes import written_tensors
 from ..dispatch.plans.shards import is_global
 from ..spec.nested import map_tensors
 from .errors import CannotRecord
-from .memory import MemoryTable, geometry, has_memory, held_by, is_contiguous, storage_of
+from .memory import MemoryTable, geometry, has_memory, is_contiguous, storage_bytes, storage_of
 from .opaque import shape_of
 from .program import Read
 
 _aten = torch.ops.aten
-_Off = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 
 
 class RecordedGraph:
@@ -37,11 +37,11 @@ class RecordedGraph:
         self.reads: dict[Node, Read] = {}  # placeholder -> how each run reads its value
         self.constants: dict[str, torch.Tensor] = {}
         self.memory = MemoryTable()
-        self._fixed: set[Node] = set()  # values that depend on sizes and constants only
-        self._changing: set[int] = set()  # storages into which ops wrote values that vary
-        self._kept: list[Any] = []
+        self._fixed_nodes: set[Node] = set()  # values that depend on sizes and constants only
+        self._varying_storages: set[int] = set()  # storages into which ops wrote values that vary
+        self._kept_alive: list[Any] = []
 
-    def know(self, read: Read, x: torch.Tensor) -> None:
+    def add_input(self, read: Read, x: torch.Tensor) -> None:
         """Register ``x`` as an input of the program; ``read`` tells how each run reads it.
 
         It becomes a placeholder of the graph only when an op uses it.
@@ -55,19 +55,19 @@ class RecordedGraph:
         Raises:
             CannotRecord: the recorder does not know where the tensor comes from.
         """
-        found = self.memory.find(x)
-        if isinstance(found, Read):
-            return self._read(found, x)
-        if found is not None:
-            self._describe(found, x)  # again: a shard becomes global only after its op
-            return found
+        value = self.memory.find(x)
+        if isinstance(value, Read):
+            return self._add_placeholder(value, x)
+        if value is not None:
+            self._set_metadata(value, x)  # again: a shard becomes global only after its op
+            return value
         base = self.memory.base(x)
         if base is not None:
-            whole = self._read(base, None) if isinstance(base, Read) else base
-            with _Off():
+            base_node = self._add_placeholder(base, None) if isinstance(base, Read) else base
+            with _DisableTorchFunction():
                 offset, size, stride, *_ = geometry(x)
-                where = (list(size), list(stride), offset)
-            node = self.add(_aten.as_strided.default, (whole, *where), {})
+                strided_args = (list(size), list(stride), offset)
+            node = self.add(_aten.as_strided.default, (base_node, *strided_args), {})
             self.memory.put(x, node)
             return node
         raise CannotRecord(
@@ -77,18 +77,18 @@ class RecordedGraph:
             "  Pass it to the step as an argument, or register it as a buffer."
         )
 
-    def _read(self, read: Read, x: torch.Tensor | None) -> Node:
+    def _add_placeholder(self, read: Read, x: torch.Tensor | None) -> Node:
         node = self.graph.placeholder(f"read_{len(self.reads)}")
         self.reads[node] = read
         self.memory.put(read.x if x is None else x, node)
-        self._describe(node, read.x if x is None else x)
+        self._set_metadata(node, read.x if x is None else x)
         return node
 
-    def keep(self, x: Any) -> None:
+    def keep_alive(self, x: Any) -> None:
         """Keep ``x`` alive as long as the recorder, because the recording refers to its memory."""
-        self._kept.append(x)
+        self._kept_alive.append(x)
 
-    def note(
+    def add_op(
         self,
         func: Any,
         args: tuple,
@@ -105,11 +105,11 @@ class RecordedGraph:
         """
         node = self.add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
-            self._fixed.add(node)
+            self._fixed_nodes.add(node)
         written = [x for x in written_tensors(func, args, kwargs) if has_memory(x)]
         if written:
-            self.writes(node, written, fixed)
-        self._results(node, func, out)
+            self.note_writes(node, written, fixed)
+        self._record_results(node, func, out)
 
     def add(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
         """Append the call ``target(*args, **kwargs)``, whose tensors are nodes; return its node."""
@@ -117,44 +117,44 @@ class RecordedGraph:
         node.meta["where"] = user_line()
         return node
 
-    def writes(self, node: Node, targets: Iterable[torch.Tensor], fixed: bool = False) -> None:
+    def note_writes(self, node: Node, targets: Iterable[torch.Tensor], fixed: bool = False) -> None:
         """Note that the op ``node`` writes into the memory of ``targets``.
 
         ``fixed`` says that it writes the same values in all calls of the step.
         """
         node.meta["written"] = {storage_of(x) for x in targets}
         if not fixed:
-            self._changing |= node.meta["written"]
+            self._varying_storages |= node.meta["written"]
 
-    def overwrite(self, x: torch.Tensor, made: Node) -> None:
+    def overwrite(self, x: torch.Tensor, value: Node) -> None:
         """Append ``x.copy_(made)``, for an op on ``x`` in place that is recorded functionally."""
-        self.writes(self.add(_aten.copy_.default, (self.node_of(x), made), {}), [x])
+        self.note_writes(self.add(_aten.copy_.default, (self.node_of(x), value), {}), [x])
 
-    def item(self, node: Node, i: int, x: torch.Tensor | None = None) -> Node:
+    def add_item(self, node: Node, i: int, x: torch.Tensor | None = None) -> Node:
         """Append and return a ``getitem`` node for the result number ``i`` of ``node``.
 
         ``x`` is the tensor with this result; None if no tensor of the step has the result.
         """
         item = self.graph.call_function(operator.getitem, (node, i))
-        if node in self._fixed:
-            self._fixed.add(item)
+        if node in self._fixed_nodes:
+            self._fixed_nodes.add(item)
         if x is not None:
             self.memory.put(x, item)
-            self._describe(item, x)
+            self._set_metadata(item, x)
         return item
 
-    def _results(self, node: Node, func: Any, out: Any) -> None:
+    def _record_results(self, node: Node, func: Any, out: Any) -> None:
         if isinstance(out, torch.Tensor):
             # An in-place op returns its target, whose memory keeps the node that it has.
             if self.memory.find(out) is None or not func._schema.is_mutable:
                 self.memory.put(out, node)
-            self._describe(node, out)
+            self._set_metadata(node, out)
         elif isinstance(out, list | tuple):
             for i, x in enumerate(out):
                 if isinstance(x, torch.Tensor) and (
                     self.memory.find(x) is None or not func._schema.is_mutable
                 ):
-                    self.item(node, i, x)
+                    self.add_item(node, i, x)
 
     def watch_writes(self, x: torch.Tensor) -> Callable[[], bool]:
         """Return a function that tells whether an op has written into ``x`` since this call."""
@@ -166,14 +166,14 @@ class RecordedGraph:
 
         return is_written
 
-    def _describe(self, node: Node, x: torch.Tensor) -> None:
+    def _set_metadata(self, node: Node, x: torch.Tensor) -> None:
         node.meta["shape"], node.meta["dtype"], node.meta["device"] = shape_of(x)
         node.meta["memory"] = storage_of(x) if has_memory(x) else id(x)
-        node.meta["held"], node.meta["contiguous"] = held_by(x), is_contiguous(x)
+        node.meta["held"], node.meta["contiguous"] = storage_bytes(x), is_contiguous(x)
         if is_global(x):
             node.meta["spec"] = x._spec  # type: ignore[attr-defined]
 
-    def constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record_constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run and record ``lift_fresh``, by which a tensor of Python data enters the step."""
         (x,) = args
         out = func(x, **kwargs)
@@ -185,9 +185,9 @@ class RecordedGraph:
             self.constants[name] = x.detach().clone()
             node = self.graph.get_attr(name)
             node = self.add(_aten.clone.default, (node,), {})
-            self._fixed.add(node)
+            self._fixed_nodes.add(node)
         self.memory.put(out, node)
-        self._describe(node, out)
+        self._set_metadata(node, out)
         return out
 
     def is_fixed(self, node: Node) -> bool:
@@ -195,4 +195,4 @@ class RecordedGraph:
 
         It is if it depends on sizes and constants only, and nothing else is written into it.
         """
-        return node in self._fixed and node.meta.get("memory") not in self._changing
+        return node in self._fixed_nodes and node.meta.get("memory") not in self._varying_storages

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..spec.nested import each_in, map_each
+from ..spec.nested import instances_in, map_instances
 from .node_place import NodePlace, Writes
 from .opaque import OpaqueCall
 from .parts import part_of
@@ -25,12 +25,14 @@ def trace_of(
 
     ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.
     """
-    ends = _ends(recorder, writes)
-    lasting = {node for end in ends for node in _nodes_of(end)} | set(_nodes_in(result))
+    writes_by_segment = _writes_by_segment(recorder, writes)
+    lasting = {
+        node for segment_writes in writes_by_segment for node in _assigned_nodes(segment_writes)
+    } | set(_result_nodes(result))
     return Trace(recorder.recorded.graph, calls, lasting)
 
 
-def cut(
+def build_program(
     name: str,
     recorder: Recorder,
     trace: Trace,
@@ -47,84 +49,98 @@ def cut(
         backend: function with which the program compiles its segments.
     """
 
-    def settled(place: NodePlace) -> NodePlace:
+    def with_current_node(place: NodePlace) -> NodePlace:
         node = place.node
         return place if node is None else replace(place, node=trace.replaced.get(node, node))
 
-    ends: list[Writes] = [
-        [(source, None if place is None else settled(place)) for source, place in each]
-        for each in _ends(recorder, writes)
+    writes_by_segment: list[Writes] = [
+        [
+            (source, None if place is None else with_current_node(place))
+            for source, place in segment_writes
+        ]
+        for segment_writes in _writes_by_segment(recorder, writes)
     ]
-    result = map_each(result, NodePlace, settled)
-    pieces, breaks = _pieces(recorder.recorded.graph)
-    needed = _needed_after(pieces, ends, result)
-    cutting = _Cutting(recorder)
+    result = map_instances(result, NodePlace, with_current_node)
+    pieces, breaks = _split_at_breaks(recorder.recorded.graph)
+    read_later = _nodes_read_later(pieces, writes_by_segment, result)
+    builder = _SegmentBuilder(recorder)
     for i, graph_break in enumerate([*breaks, None]):
-        ending = _nodes_of(ends[i]) + ([] if graph_break else _nodes_in(result))
-        cutting.add(pieces[i], ends[i], ending, needed[i], graph_break)
-    shown = map_each(result, NodePlace, cutting.place)
-    count = len(cutting.numbers)
+        ending = _assigned_nodes(writes_by_segment[i]) + (
+            [] if graph_break else _result_nodes(result)
+        )
+        builder.add(pieces[i], writes_by_segment[i], ending, read_later[i], graph_break)
+    result_places = map_instances(result, NodePlace, builder.place)
+    count = len(builder.numbers)
     return Program(
-        name, cutting.segments, shown, trace.calls, count, backend, trace.saved, trace.notes
+        name, builder.segments, result_places, trace.calls, count, backend, trace.saved, trace.notes
     )
 
 
-class _Cutting:
+class _SegmentBuilder:
     """Builder of a program's segments, which numbers the values that they pass to each other."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._read: set[Node] = set()
+        self._placeholders_read: set[Node] = set()
         self.numbers: dict[Node, int] = {}
         self.segments: list[Segment] = []
 
     def add(
-        self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], graph_break: Any
+        self,
+        piece: list[Node],
+        segment_writes: Writes,
+        end_nodes: list[Node],
+        read_later: set[Node],
+        graph_break: Any,
     ) -> None:
         """Add the segment that ends at the node ``graph_break``; if it is None, the last segment.
 
         Args:
             piece: nodes of the segment.
-            end: assignments, such as to ``param.grad``, that are made after the segment.
-            ending: nodes whose values ``end`` assigns, or, in the last segment, the step returns.
-            later: nodes whose values later segments read.
+            segment_writes: assignments, such as to ``param.grad``, that are made after the segment.
+            end_nodes: nodes whose values ``segment_writes`` assigns, or, in the last segment, the
+                step returns.
+            read_later: nodes whose values later segments read.
         """
         recorder, inside = self._recorder, set(piece)
-        given = list(
+        input_nodes = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
         )
-        passed_on = later.union(ending)
-        own = [n for n in piece if n in passed_on]
-        graph = part_of(piece, given, own, recorder.recorded.constants)
+        passed_on = read_later.union(end_nodes)
+        output_nodes = [n for n in piece if n in passed_on]
+        graph = part_of(piece, input_nodes, output_nodes, recorder.recorded.constants)
         reads: list[tuple[int, Read]] = []
-        for n in dict.fromkeys([*given, *ending]):
+        for n in dict.fromkeys([*input_nodes, *end_nodes]):
             # A value is read once, before the first segment that needs it.
-            if n.op == "placeholder" and n not in self._read:
-                self._read.add(n)
+            if n.op == "placeholder" and n not in self._placeholders_read:
+                self._placeholders_read.add(n)
                 reads.append((self._number(n), recorder.recorded.reads[n].recorded()))
         self.segments.append(
             Segment(
                 graph,
-                [self._number(n) for n in given],
-                [self._number(n) for n in own],
+                [self._number(n) for n in input_nodes],
+                [self._number(n) for n in output_nodes],
                 reads,
-                [Write(source, None if p is None else self.place(p)) for source, p in end],
-                recorder.drawn() if graph_break is None else graph_break.meta["draws"],
-                None if graph_break is None else recorder.objects[graph_break.args[0]],
+                [
+                    Write(source, None if p is None else self.place(p))
+                    for source, p in segment_writes
+                ],
+                recorder.draws_in_segment() if graph_break is None else graph_break.meta["draws"],
+                None if graph_break is None else recorder.break_calls[graph_break.args[0]],
                 "" if graph_break is None else graph_break.meta["text"],
             )
         )
 
     def place(self, place: NodePlace) -> Place:
         """Return ``place`` as a ``Place``, with the number of its value instead of the fx node."""
-        at = None if place.node is None else self._number(place.node)
-        return Place(at, place.spec, place.argument, place.source)
+        number = None if place.node is None else self._number(place.node)
+        return Place(number, place.spec, place.argument, place.source)
 
     def _number(self, node: Node) -> int:
         return self.numbers.setdefault(node, len(self.numbers))
 
 
-def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
+def _split_at_breaks(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
     """Split a graph at its graph breaks: return (lists of the nodes between them, the breaks).
 
     Placeholders are in none of the lists.
@@ -140,22 +156,24 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
     return pieces, breaks
 
 
-def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
+def _nodes_read_later(
+    pieces: list[list[Node]], writes_by_segment: list[Writes], result: Any
+) -> list[set[Node]]:
     """Return, for each piece of a graph, the nodes whose values are read after that piece.
 
-    Readers are ops of later pieces, the assignments ``ends`` at the ends of later pieces, and the
-    ``result`` of the step.
+    Readers are ops of later pieces, the assignments ``writes_by_segment`` at the ends of later
+    pieces, and the ``result`` of the step.
     """
-    needed, found = set(_nodes_in(result)), []
+    needed, read_later = set(_result_nodes(result)), []
     # Backwards, so that ``needed`` holds what all later pieces read.
-    for piece, end in zip(reversed(pieces), reversed(ends), strict=True):
-        found.append(set(needed))
+    for piece, segment_writes in zip(reversed(pieces), reversed(writes_by_segment), strict=True):
+        read_later.append(set(needed))
         needed.update(n for node in piece for n in node.all_input_nodes)
-        needed.update(_nodes_of(end))
-    return found[::-1]
+        needed.update(_assigned_nodes(segment_writes))
+    return read_later[::-1]
 
 
-def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
+def _writes_by_segment(recorder: Recorder, writes: Writes) -> list[Writes]:
     """Return the assignments at the end of each segment; ``writes`` are those of the last one."""
     return [
         *(n.meta["writes"] for n in recorder.recorded.graph.nodes if n.target is GRAPH_BREAK),
@@ -163,9 +181,9 @@ def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
     ]
 
 
-def _nodes_of(end: Writes) -> list[Node]:
-    return [p.node for _, p in end if p is not None and p.node is not None]
+def _assigned_nodes(segment_writes: Writes) -> list[Node]:
+    return [p.node for _, p in segment_writes if p is not None and p.node is not None]
 
 
-def _nodes_in(result: Any) -> list[Node]:
-    return [p.node for p in each_in(result, NodePlace) if p.node is not None]
+def _result_nodes(result: Any) -> list[Node]:
+    return [p.node for p in instances_in(result, NodePlace) if p.node is not None]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..drawing.files import check_page_path, write
 from ..drawing.words import short_site
@@ -25,26 +25,28 @@ from .listing import ListingRow, rows
 from .program import Program
 
 
-def text(program: Program) -> str:
+def program_text(program: Program) -> str:
     """Return the program as text, with a line for each op."""
     sent = bytes_text(program.bytes)
-    made = [_cells(row) for row in rows(program)]
-    widths = [min(max(len(row[i]) for row in made), most) for i, most in ((0, 70), (1, 60), (2, 9))]
+    cell_rows = [_cells(row) for row in rows(program)]
+    widths = [
+        min(max(len(row[i]) for row in cell_rows), most) for i, most in ((0, 70), (1, 60), (2, 9))
+    ]
     count = len(program.messages())
     lines = [f"program of {program.name}: {count} messages, {sent} sent by this rank"]
-    for row in made:
+    for row in cell_rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  " + "  ".join([*cells, row[3]]).rstrip())
     for saved in program.saved:
         name, at = saved.text.split(" ")[0], short_site(saved.where)
         lines.append(f"  not sent: {name}, {bytes_text(saved.bytes)}, {at} ({saved.why})")
     lines += [f"  {note}" for note in program.notes]
-    return "\n".join(map(in_a_line, lines))
+    return "\n".join(map(on_one_line, lines))
 
 
 def _cells(row: ListingRow) -> tuple[str, str, str, str]:
     sent = "" if row.sent is None else bytes_text(row.sent)
-    return row.text, row.layout, sent, row.at
+    return row.text, row.layout, sent, row.location
 
 
 def save_page(path: str | Path, name: str, programs: Sequence[Any]) -> Path:
@@ -62,7 +64,9 @@ def save_page(path: str | Path, name: str, programs: Sequence[Any]) -> Path:
             f"show: {name} was not recorded yet, so there is nothing to write to {str(path)!r}.\n"
             "  Call the step twice: the second call is recorded."
         )
-    from .page import page, refused  # imported only if a page is requested
+    from .page import not_recorded_page, page  # imported only if a page is requested
 
     last, others = programs[-1], len(programs) - 1
-    return write(path, page(last.program, others) if last.program else refused(name, last.why))
+    return write(
+        path, page(last.program, others) if last.program else not_recorded_page(name, last.why)
+    )

@@ -49,8 +49,8 @@ class FunctionKey:
     Example: with ``FunctionKey(len)``, ``read(items, key)`` returns ``len(items)``.
     """
 
-    def __init__(self, ask: Callable[[Any], Any]) -> None:
-        self.ask = ask
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
 
 
 class Attributes(NamedTuple):
@@ -68,7 +68,7 @@ def read(store: Any, key: Any) -> Any:
     Return ``ABSENT`` if there is no such entry.
     """
     if type(key) is FunctionKey:
-        return key.ask(store)
+        return key.function(store)
     kind = type(store)
     if kind is dict:
         return store.get(key, ABSENT)

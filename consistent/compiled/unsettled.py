@@ -19,9 +19,9 @@ class Unsettled(NamedTuple):
         """Return the message why the step ``name`` cannot be a program, after the last try."""
         if not self.paths:
             return f"{name}: on another rank each call changes its state."
-        shown = ", ".join(self.paths[:3])
+        paths_text = ", ".join(self.paths[:3])
         return (
-            f"{name}: each call of the step changes {shown}, which Python keeps and a program "
+            f"{name}: each call of the step changes {paths_text}, which Python keeps and a program "
             "would not change.\n  Keep what changes from step to step in a tensor that is a buffer "
             "or an argument, or change it outside the step."
         )

@@ -12,11 +12,11 @@ import torch
 from .messages import Wire
 from .model import MESSAGE_OPS, TENSOR_OPS, CostModel
 
-_FLAT = ((1e-9, 1.0),)  # every product at the full rate
-_ANY = 1 << 30  # ranks of one host: all ranks count as being on one host
+_FULL_EFFICIENCY = ((1e-9, 1.0),)  # every product at the full rate
+_UNLIMITED = 1 << 30  # ranks of one host: all ranks count as being on one host
 
 
-def uniform(
+def uniform_cost_model(
     device_type: str,
     *,
     latency: float,
@@ -42,7 +42,7 @@ def uniform(
     return CostModel(
         name=f"built-in {device_type}",
         device_type=device_type,
-        ranks_per_host=_ANY,
+        ranks_per_host=_UNLIMITED,
         memory_bytes=float("inf"),
         peak_flops={torch.float32: flops},
         memory_bytes_per_s=memory,
@@ -52,7 +52,7 @@ def uniform(
         message_start_s=latency,
         launch_seconds=overhead,
         host_seconds=python / (MESSAGE_OPS["forward"] + TENSOR_OPS),
-        efficiency=_FLAT,
+        efficiency=_FULL_EFFICIENCY,
         overlap=0.0,
     )
 
@@ -62,7 +62,7 @@ BUILT_IN = {
     # namespaces of an idle machine, sockets take 30 us for a small collective and reach 1.5 GB/s in
     # a large one; a core copies 10 GB/s and computes 50 GFLOP/s in matrix products. The Python time
     # of a message is that of 33 ops of 4.8 us.
-    "cpu": uniform(
+    "cpu": uniform_cost_model(
         "cpu",
         latency=30e-6,
         bandwidth=1.5e9,
@@ -74,7 +74,7 @@ BUILT_IN = {
     # NCCL within an NVLink node takes 10 to 20 us and reaches 100 GB/s and more; a kernel starts in
     # about 5 us; HBM moves 2 TB/s and more; flops is half the peak of a data-centre GPU in two-byte
     # floats.
-    "cuda": uniform(
+    "cuda": uniform_cost_model(
         "cuda",
         latency=15e-6,
         bandwidth=100e9,

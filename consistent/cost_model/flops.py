@@ -35,7 +35,7 @@ def outer(out: Shape) -> int:
     return 2 * math.prod(out)
 
 
-def grouped(left: Shape, right: Shape) -> int:
+def grouped_matmul(left: Shape, right: Shape) -> int:
     """Return the flops of a grouped matrix product.
 
     * [m, k] with [groups, k, n]: each row is multiplied with one of the matrices.

@@ -34,8 +34,8 @@ from typing import Protocol
 
 Ranks = tuple[int, ...]
 
-RINGS = ("all_reduce", "all_gather", "broadcast", "gather_objects")
-PAIRS = ("all_to_all", "exchange", "send")
+RING_COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "gather_objects")
+PAIRWISE_MESSAGES = ("all_to_all", "exchange", "send")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Wire:
     bytes_per_s: float
 
 
-class Wires(Protocol):
+class Network(Protocol):
     """Protocol of the network parameters that the formulas below read; ``CostModel`` has them."""
 
     @property
@@ -59,87 +59,93 @@ class Wires(Protocol):
     def message_start_s(self) -> float: ...
 
 
-def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
+def seconds(network: Network, name: str, nbytes: int, ranks: Ranks) -> float:
     """Return the seconds of one communication in which the busiest rank sends ``nbytes``.
 
     Args:
-        wires: the network.
-        name: kind of communication, one of ``RINGS`` and ``PAIRS``.
+        network: the network.
+        name: kind of communication, one of ``RING_COLLECTIVES`` and ``PAIRWISE_MESSAGES``.
         nbytes: bytes that the busiest rank sends.
         ranks: ranks of the world that take part; fewer than two take no time.
 
     Raises:
         ValueError: no communication has the name ``name``.
     """
-    if name not in RINGS and name not in PAIRS:
+    if name not in RING_COLLECTIVES and name not in PAIRWISE_MESSAGES:
         raise ValueError(
             f"message_seconds: there is no communication {name!r}; there are "
-            f"{', '.join((*RINGS, *PAIRS))}."
+            f"{', '.join((*RING_COLLECTIVES, *PAIRWISE_MESSAGES))}."
         )
     if len(ranks) < 2:
         return 0.0
-    hosts, fewest = _hosts(ranks, wires.ranks_per_host)
-    of = _in_pairs if name in PAIRS else _in_a_ring
-    return wires.message_start_s + of(wires, name, nbytes, len(ranks), hosts, fewest)
+    hosts, fewest_ranks = _count_hosts(ranks, network.ranks_per_host)
+    formula = _pairs_seconds if name in PAIRWISE_MESSAGES else _ring_seconds
+    return network.message_start_s + formula(network, name, nbytes, len(ranks), hosts, fewest_ranks)
 
 
-def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
+def links(network: Network, ranks: Ranks) -> tuple[str, ...]:
     """Return the links that a message between these ranks takes.
 
     ``("inside",)`` if all are on one host, ``("between",)`` if each is on its own, else both.
     """
-    hosts, _ = _hosts(ranks, wires.ranks_per_host)
+    hosts, _ = _count_hosts(ranks, network.ranks_per_host)
     if hosts == 1:
         return ("inside",)
     return ("between",) if hosts == len(ranks) else ("inside", "between")
 
 
 @lru_cache(4096)
-def _hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
+def _count_hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
     """Return (number of hosts that have some of ``ranks``, fewest of ``ranks`` on one of them)."""
     counts = Counter(rank // ranks_per_host for rank in ranks)
     return len(counts), min(counts.values())
 
 
-def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+def _ring_seconds(
+    network: Network, name: str, nbytes: int, n: int, hosts: int, fewest_ranks: int
+) -> float:
     """Return the seconds of a collective that passes every byte through all ranks.
 
-    Of its ``n`` ranks, on ``hosts`` hosts, at least ``fewest`` are on each host. The time to start
-    the message is not included.
+    Of its ``n`` ranks, on ``hosts`` hosts, at least ``fewest_ranks`` are on each host. The time to
+    start the message is not included.
     """
     if name == "broadcast":  # ``nbytes`` counts each receiver, but a ring sends every byte once
         nbytes //= n - 1
-    rate = wires.inside.bytes_per_s if fewest > 1 or hosts == 1 else math.inf
+    rate = network.inside.bytes_per_s if fewest_ranks > 1 or hosts == 1 else math.inf
     if hosts > 1:
         # Every ring passes through every host, and the smallest group has the fewest links.
-        rate = min(rate, fewest * wires.between.bytes_per_s)
-    return nbytes / rate + _hop_seconds(wires, name, n, hosts, fewest)
+        rate = min(rate, fewest_ranks * network.between.bytes_per_s)
+    return nbytes / rate + _hop_seconds(network, name, n, hosts, fewest_ranks)
 
 
-def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> float:
+def _hop_seconds(network: Network, name: str, n: int, hosts: int, fewest_ranks: int) -> float:
     """Return the seconds of a collective's hops: a ring, or a tree if that is faster.
 
-    Only an all-reduce has a tree. The arguments are those of ``_in_a_ring``.
+    Only an all-reduce has a tree. The arguments are those of ``_ring_seconds``.
     """
-    inside, between = wires.inside.latency_s, wires.between.latency_s
+    inside, between = network.inside.latency_s, network.between.latency_s
     crossing = hosts if hosts > 1 else 0
     ring = (n - 1 - max(crossing - 1, 0)) * inside + max(crossing - 1, 0) * between
     if name != "all_reduce":
         return ring
-    within = math.ceil(n / hosts) - 1  # a chain inside a host, a tree between hosts
-    tree = within * inside + math.ceil(math.log2(hosts)) * between
+    local_hops = math.ceil(n / hosts) - 1  # a chain inside a host, a tree between hosts
+    tree = local_hops * inside + math.ceil(math.log2(hosts)) * between
     return 2 * min(ring, tree)
 
 
-def _in_pairs(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+def _pairs_seconds(
+    network: Network, name: str, nbytes: int, n: int, hosts: int, fewest_ranks: int
+) -> float:
     """Return the seconds of a communication in which ranks send directly to each other.
 
     Bytes for the own host and for other hosts travel at the same time, so the slower of both
     counts.
     """
     if hosts == 1:
-        return wires.inside.latency_s + nbytes / wires.inside.bytes_per_s
+        return network.inside.latency_s + nbytes / network.inside.bytes_per_s
     # A rank of the smallest group sends the largest share to other hosts.
-    away = (n - fewest) / (n - 1)
-    inside = wires.inside.latency_s + (1 - away) * nbytes / wires.inside.bytes_per_s
-    return max(inside, wires.between.latency_s + away * nbytes / wires.between.bytes_per_s)
+    remote_share = (n - fewest_ranks) / (n - 1)
+    inside = network.inside.latency_s + (1 - remote_share) * nbytes / network.inside.bytes_per_s
+    return max(
+        inside, network.between.latency_s + remote_share * nbytes / network.between.bytes_per_s
+    )

@@ -167,8 +167,8 @@ class CostModel:
 
         An action is one entry of the schedule, such as the forward of one micro-batch in one stage.
         """
-        each = 0.0 if self.host_overlaps else self.host_seconds
-        return STEP_OPS * each, ACTION_OPS * each
+        per_op = 0.0 if self.host_overlaps else self.host_seconds
+        return STEP_OPS * per_op, ACTION_OPS * per_op
 
     @property
     def cache_bytes(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.every_rank import agree, by_rank, gathered
+from mirrored.every_rank import agree, gather_from_ranks, lines_by_rank
 from mirrored.transports.default import current
 
 from .nested import Path, name_of
@@ -51,7 +51,7 @@ class Field(NamedTuple):
 class BatchNote:
     """Summary of a rank's part of a batch, by which ranks check that their parts fit together.
 
-    As a rule ranks exchange only checksums of their notes (``compare``).
+    As a rule ranks exchange only checksums of their notes (``gather_if_different``).
     """
 
     kind: str  # "batch", "end" of the data or "error"
@@ -65,7 +65,7 @@ class BatchNote:
     cause: Exception | None = field(default=None, compare=False)  # of ``error``; is not sent
 
 
-def compare(note: BatchNote) -> list[BatchNote] | None:
+def gather_if_different(note: BatchNote) -> list[BatchNote] | None:
     """Return the notes of all ranks if any differ, otherwise None. A collective of the world.
 
     The ranks exchange checksums of their notes, and the notes only if these differ. Notes with
@@ -78,19 +78,19 @@ def compare(note: BatchNote) -> list[BatchNote] | None:
     # The exception stays on its rank; its text is in ``error``.
     note = replace(note, cause=None)
     if note.values is not None:
-        return gathered(note)
-    mine = torch.tensor([zlib.crc32(repr(astuple(note)).encode())])
-    sums = transport.all_gather(mine, [(1,)] * len(ranks), ranks)
-    if all(int(each) == int(mine) for each in sums):
+        return gather_from_ranks(note)
+    own_checksum = torch.tensor([zlib.crc32(repr(astuple(note)).encode())])
+    checksums = transport.all_gather(own_checksum, [(1,)] * len(ranks), ranks)
+    if all(int(each) == int(own_checksum) for each in checksums):
         return None
-    return gathered(note)
+    return gather_from_ranks(note)
 
 
-def check(notes: list[BatchNote], sizes_may_differ: bool) -> None:
+def check_notes(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     """Raise the same error on every rank if the ranks' parts do not make up one batch.
 
     Args:
-        notes: the note of each rank, which ``compare`` returned.
+        notes: the note of each rank, which ``gather_if_different`` returned.
         sizes_may_differ: whether items of different sizes can be padded.
 
     Raises:
@@ -98,21 +98,21 @@ def check(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     """
     kinds = {note.kind for note in notes}
     if "error" in kinds:
-        failed = [(rank, note.error) for rank, note in enumerate(notes) if note.kind == "error"]
-        lines = "\n".join(f"  rank {rank}: {error}" for rank, error in failed)
+        failures = [(rank, note.error) for rank, note in enumerate(notes) if note.kind == "error"]
+        lines = "\n".join(f"  rank {rank}: {error}" for rank, error in failures)
         raise RuntimeError(f"data.loader: not every rank could read its part of a batch.\n{lines}")
     if len(kinds) > 1:
-        ended = [rank for rank, note in enumerate(notes) if note.kind == "end"]
+        ended_ranks = [rank for rank, note in enumerate(notes) if note.kind == "end"]
         raise RuntimeError(
-            f"data.loader: the data has ended on ranks {ended} and goes on on the others: they "
-            "read different data sets.\n"
+            f"data.loader: the data has ended on ranks {ended_ranks} and goes on on the others: "
+            "they read different data sets.\n"
             "  Give every rank the same data set; which part a rank reads is the loader's choice. "
             "A stream that divides itself among ranks must give each rank all of it."
         )
     if len({(note.order, note.count) for note in notes}) > 1:
         raise RuntimeError(
             "data.loader: the ranks are about to read different batches:\n"
-            + by_rank([f"{note.count} items, checksum {note.order:#x}" for note in notes])
+            + lines_by_rank([f"{note.count} items, checksum {note.order:#x}" for note in notes])
             + "\n  Their samplers draw another order on each rank. Seed every rank alike "
             "(torch.manual_seed), or give the DataLoader generator=torch.Generator()"
             ".manual_seed(0); and give each rank the same data set."
@@ -132,7 +132,9 @@ def _check_values(notes: list[BatchNote]) -> None:
                 raise RuntimeError(
                     f"data.loader: {name_of(path)} differs between ranks that read the same "
                     "items:\n"
-                    + by_rank([n.values[index] if n.values else "takes no part" for n in notes])
+                    + lines_by_rank(
+                        [n.values[index] if n.values else "takes no part" for n in notes]
+                    )
                     + "\n  The data set, or what is drawn while it is read, differs by rank, and "
                     "each would compute with other values. Make them equal: the same data set, and "
                     "random numbers seeded alike on every rank (torch.manual_seed, random.seed, "
@@ -158,7 +160,7 @@ def check_same_data(facts: tuple[str, ...]) -> None:
         facts,
         lambda every: ValueError(
             "data.loader: the ranks give other data:\n"
-            + by_rank(map(", ".join, every))
+            + lines_by_rank(map(", ".join, every))
             + "\n  Each rank would read its part of other batches, or wait for one that does not "
             "come. Give every rank the same data set and batch size; which part a rank reads is "
             "the loader's choice. What is drawn to make the data set, as by random_split, is to be "
@@ -176,24 +178,26 @@ def _check_fields(notes: list[BatchNote], sizes_may_differ: bool) -> None:
             raise RuntimeError(
                 "data.loader: the parts of one batch do not have the same fields, dtypes and "
                 "dims:\n"
-                + by_rank([_fields(each) for each in notes])
+                + lines_by_rank([_describe_fields(each) for each in notes])
                 + "\n  The collate function runs on a rank's own items, and must give the same "
                 f"structure for any of them; or let every rank collate the batch whole: {WHOLE}."
             )
     for index, (path, *_) in enumerate(first):
-        each = [note.fields[index] for note in notes]
-        if len({repr(field.value) for field in each}) > 1:
+        fields = [note.fields[index] for note in notes]
+        if len({repr(field.value) for field in fields}) > 1:
             raise RuntimeError(
                 f"data.loader: {name_of(path)} is one value for the whole batch, and differs by "
-                "rank:\n" + by_rank([str(field.value) for field in each]) + "\n  The collate "
+                "rank:\n"
+                + lines_by_rank([str(field.value) for field in fields])
+                + "\n  The collate "
                 "function makes it of a rank's own items. Let every rank collate the batch whole: "
                 f"{WHOLE}."
             )
-        if not sizes_may_differ and len({field.sizes for field in each}) > 1:
+        if not sizes_may_differ and len({field.sizes for field in fields}) > 1:
             raise ValueError(
                 f"data.loader: the parts of {name_of(path)} differ in more than their number of "
                 "items:\n"
-                + by_rank([f"{list(field.sizes)} per item" for field in each])
+                + lines_by_rank([f"{list(field.sizes)} per item" for field in fields])
                 + "\n  The collate function pads a rank's own items, and those of other ranks are "
                 "longer; no tokenizer was found in it that says what it pads with. Say so, "
                 'pad={"input_ids": 0, "labels": -100}; or let every rank collate the batch whole: '
@@ -201,5 +205,5 @@ def _check_fields(notes: list[BatchNote], sizes_may_differ: bool) -> None:
             )
 
 
-def _fields(note: BatchNote) -> str:
+def _describe_fields(note: BatchNote) -> str:
     return ", ".join(f"{name_of(f.path)} {f.kind} {list(f.sizes)}" for f in note.fields)

@@ -73,39 +73,41 @@ class Collate:
     def __call__(self, items: list) -> Collated:
         if self.fn is default_collate:
             batch = self.fn(items)
-            return Collated(batch, of_default(batch), "")
-        first = not self.kinds and not self.unknown
+            return Collated(batch, kinds_of_default_collate(batch), "")
+        is_first = not self.kinds and not self.unknown
         # Copied, since the function may modify the items, and the second call needs them again.
-        before = self._copies(items) if first else items
+        original_items = self._copy_items(items) if is_first else items
         batch = self.fn(items)
-        if first or any(path not in self.kinds for path, _ in leaves(batch, self._stops)):
-            self._learn(batch, before)
+        if is_first or any(
+            path not in self.kinds for path, _ in leaves(batch, self._is_known_field)
+        ):
+            self._learn_kinds(batch, original_items)
         return Collated(batch, self.kinds, self.unknown)
 
-    def _copies(self, items: list) -> list | None:
+    def _copy_items(self, items: list) -> list | None:
         try:
             return copy.deepcopy(items)
         except Exception as error:
-            self.unknown = f"its items cannot be copied ({_words(error)})"
+            self.unknown = f"its items cannot be copied ({_error_text(error)})"
             return None
 
-    def _learn(self, batch: Any, items: list | None) -> None:
+    def _learn_kinds(self, batch: Any, items: list | None) -> None:
         if items is None:
             return
         try:
-            with _same_numbers():
-                twice = self.fn([*items, *copy.deepcopy(items)])
+            with _restored_random_states():
+                doubled_batch = self.fn([*items, *copy.deepcopy(items)])
         except Exception as error:
-            self.unknown = f"it raised for the same items twice over ({_words(error)})"
+            self.unknown = f"it raised for the same items twice over ({_error_text(error)})"
             return
         # A kind that is known already stays.
-        self.kinds = {**kinds(batch, twice, len(items)), **self.kinds}
+        self.kinds = {**find_kinds(batch, doubled_batch, len(items)), **self.kinds}
 
-    def _stops(self, path: Path, _: Any) -> bool:
+    def _is_known_field(self, path: Path, _: Any) -> bool:
         return path in self.kinds
 
 
-def kinds(
+def find_kinds(
     once: Any, twice: Any, count: int, path: Path = (), above: tuple[int, ...] = ()
 ) -> dict[Path, str]:
     """Return the kind of each value in ``once``, from how it differs from ``twice``.
@@ -126,35 +128,35 @@ def kinds(
         return {path: PER_ITEM}
     if type(once) is not type(twice):
         return {path: OTHER}
-    inside, other = children(once), children(twice)
-    if inside is None or other is None:
-        return {path: _of_leaf(once, twice, count)}
-    if inside.keys() != other.keys():
+    once_children, twice_children = children(once), children(twice)
+    if once_children is None or twice_children is None:
+        return {path: _kind_of_leaf(once, twice, count)}
+    if once_children.keys() != twice_children.keys():
         return {path: OTHER}
-    found = {}
-    for key, x in inside.items():
-        found |= kinds(x, other[key], count, (*path, key), (*above, id(once)))
-    return found
+    result = {}
+    for key, x in once_children.items():
+        result |= find_kinds(x, twice_children[key], count, (*path, key), (*above, id(once)))
+    return result
 
 
-def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
+def kinds_of_default_collate(batch: Any, path: Path = ()) -> dict[Path, str]:
     """Return the kinds of the values in ``batch``, a result of torch's ``default_collate``.
 
     All are PER_ITEM: it stacks numbers and tensors, and puts texts into lists. ``path`` is the path
     to ``batch`` in the whole.
     """
-    inside = children(batch)
-    if inside is None:
+    values = children(batch)
+    if values is None:
         return {path: PER_ITEM}
     if isinstance(batch, list | tuple) and any(isinstance(x, str | bytes) for x in batch):
         return {path: PER_ITEM}
-    found = {}
-    for key, x in inside.items():
-        found |= of_default(x, (*path, key))
-    return found
+    result = {}
+    for key, x in values.items():
+        result |= kinds_of_default_collate(x, (*path, key))
+    return result
 
 
-def fact(x: Any) -> str:
+def comparable_text(x: Any) -> str:
     """Return a text that is equal for equal values ``x``, by which ranks compare them.
 
     It is ``repr(x)`` for numbers and texts, and contains a checksum for other objects.
@@ -164,30 +166,30 @@ def fact(x: Any) -> str:
     if x is None or isinstance(x, str | bytes | int | float | complex | np.generic | type):
         return repr(x)
     if isinstance(x, set | frozenset):
-        return repr(sorted(map(fact, x)))
-    written = io.BytesIO()
-    pickler = pickle.Pickler(written)
+        return repr(sorted(map(comparable_text, x)))
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
     pickler.fast = True  # no memo: equal values then have equal bytes, whatever objects they share
     try:
         pickler.dump(x)
     except Exception:  # such as an object that holds itself
         return type(x).__qualname__
-    return f"{type(x).__qualname__}, checksum {zlib.crc32(written.getvalue()):#x}"
+    return f"{type(x).__qualname__}, checksum {zlib.crc32(buffer.getvalue()):#x}"
 
 
-def number(x: Any) -> int | None:
+def as_int(x: Any) -> int | None:
     """Return ``x`` as an int if it is an integer, also as a 0-d tensor or array, otherwise None."""
     if isinstance(x, Tensor | np.ndarray) and not x.ndim:
         x = x.item()
     return int(x) if isinstance(x, int | np.integer) and not isinstance(x, bool) else None
 
 
-def _of_leaf(once: Any, twice: Any, count: int) -> str:
+def _kind_of_leaf(once: Any, twice: Any, count: int) -> str:
     if _length(once) is not None:  # a tensor or array whose dim 0 does not count items
         return OTHER
-    if (number(once), number(twice)) == (count, 2 * count):
+    if (as_int(once), as_int(twice)) == (count, 2 * count):
         return COUNT
-    return SAME if fact(once) == fact(twice) else OTHER
+    return SAME if comparable_text(once) == comparable_text(twice) else OTHER
 
 
 def _length(x: Any) -> int | None:
@@ -201,20 +203,20 @@ def _length(x: Any) -> int | None:
 
 
 @contextmanager
-def _same_numbers() -> Iterator[None]:
+def _restored_random_states() -> Iterator[None]:
     """Context manager that restores the states of all random generators at its end.
 
     So the additional call of the collate function draws no numbers that the program would get.
     """
     numpy: Any = sys.modules["numpy"].random
-    before = torch.get_rng_state(), random.getstate(), numpy.get_state()
+    states = torch.get_rng_state(), random.getstate(), numpy.get_state()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        numpy.set_state(before[2])
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        numpy.set_state(states[2])
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

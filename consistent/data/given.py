@@ -18,11 +18,11 @@ from torch.utils.data import (
 
 from ..dispatch.plans.shards import is_global
 from .collated import Collate
-from .reading import ShareOfStream, ShareSampler, WorkerStart, as_it_is
+from .reading import ShareOfStream, ShareSampler, WorkerInit, identity
 from .share import Share
 
 
-def check_given(loader: DataLoader) -> None:
+def check_divisible(loader: DataLoader) -> None:
     """Raise if ``loader`` cannot be divided among the ranks.
 
     Raises:
@@ -45,8 +45,8 @@ def check_given(loader: DataLoader) -> None:
                 "ranks together."
             )
     for name, value in getattr(loader.dataset, "__dict__", {}).items():
-        held = value if isinstance(value, list | tuple) else (value,)
-        if any(map(is_global, held)):
+        values = value if isinstance(value, list | tuple) else (value,)
+        if any(map(is_global, values)):
             raise TypeError(
                 f"data.loader: the data set holds a global tensor in .{name}, and it is read "
                 "item by item, on each rank others and perhaps in worker processes. Give it plain "
@@ -54,36 +54,36 @@ def check_given(loader: DataLoader) -> None:
             )
 
 
-def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
-    """Return a DataLoader that reads this rank's part of each batch of ``given``.
+def inner_loader(loader: DataLoader, share: Share | None) -> DataLoader:
+    """Return a DataLoader that reads this rank's part of each batch of ``loader``.
 
     ``share`` is this rank's part of a batch; with None it reads whole batches. Data set, workers,
-    pinning and generator are taken over from ``given``.
+    pinning and generator are taken over from ``loader``.
     """
     options: dict[str, Any] = {
-        "num_workers": given.num_workers,
-        "pin_memory": given.pin_memory,
-        "timeout": given.timeout,
-        "multiprocessing_context": given.multiprocessing_context,
-        "generator": given.generator,
-        "prefetch_factor": given.prefetch_factor,
-        "persistent_workers": given.persistent_workers,
-        "worker_init_fn": WorkerStart(given.worker_init_fn, share or Share()),
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "worker_init_fn": WorkerInit(loader.worker_init_fn, share or Share()),
     }
-    dataset: Any = given.dataset
+    dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
-        if given.batch_size is not None:
+        if loader.batch_size is not None:
             dataset = ShareOfStream(
-                dataset, given.batch_size, given.drop_last, given.collate_fn, share or Share()
+                dataset, loader.batch_size, loader.drop_last, loader.collate_fn, share or Share()
             )
-            return DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
-        return DataLoader(dataset, batch_size=None, collate_fn=given.collate_fn, **options)
-    collate: Any = given.collate_fn
-    if given.batch_sampler is None:
-        indices: Any = ShareSampler(given.sampler, None)
+            return DataLoader(dataset, batch_size=None, collate_fn=identity, **options)
+        return DataLoader(dataset, batch_size=None, collate_fn=loader.collate_fn, **options)
+    collate: Any = loader.collate_fn
+    if loader.batch_sampler is None:
+        indices: Any = ShareSampler(loader.sampler, None)
         options |= {"batch_size": None, "sampler": indices}
     else:
-        options["batch_sampler"] = ShareSampler(given.batch_sampler, share)
+        options["batch_sampler"] = ShareSampler(loader.batch_sampler, share)
         if share is not None and share.cuts:
             collate = Collate(collate)
     return DataLoader(dataset, collate_fn=collate, **options)
@@ -95,24 +95,24 @@ def facts_of(loader: DataLoader) -> tuple[str, ...]:
     For example ``("50000 items", "batches of 64")``. A ``Subset`` adds a checksum of its indices.
     """
     dataset: Any = loader.dataset
-    facts = [f"{_length(dataset)} items", f"batches of {loader.batch_size}"]
+    facts = [f"{_length_text(dataset)} items", f"batches of {loader.batch_size}"]
     if loader.drop_last:
         facts.append("without the last, short one")
     while isinstance(dataset, Subset):
-        chosen = zlib.crc32(repr(list(dataset.indices)).encode())
+        checksum = zlib.crc32(repr(list(dataset.indices)).encode())
         dataset = dataset.dataset
-        facts.append(f"a Subset, checksum {chosen:#x}, of {_length(dataset)}")
+        facts.append(f"a Subset, checksum {checksum:#x}, of {_length_text(dataset)}")
     return tuple(facts)
 
 
-def _length(dataset: Any) -> str:
+def _length_text(dataset: Any) -> str:
     try:
         return str(len(dataset))
     except Exception:  # a stream has no length; an error on some ranks only shows as a difference
         return "uncounted"
 
 
-def parts_are_alike(loader: DataLoader) -> bool:
+def can_skip_comparison(loader: DataLoader) -> bool:
     """Return whether batches need no comparison between ranks after the first ones.
 
     This holds for a ``TensorDataset`` with torch's own collate function, read in order without

@@ -16,13 +16,13 @@ from ..spec import B, NdSbp, Placement, S, SbpLike, Split, as_nd_sbp
 from ..tensor.making.create import check_world
 from . import agreement
 from .agreement import BatchNote
-from .assemble import Layer, hashes, is_joined
+from .assemble import BatchDistributor, has_per_item_fields, value_hashes
 from .collated import Collated
-from .given import check_given, facts_of, inner_loader, parts_are_alike
+from .given import can_skip_comparison, check_divisible, facts_of, inner_loader
 from .order import Order, set_epoch
-from .padding import Pad, check_padding, longest, padded, padding_of
+from .padding import Pad, check_padding, longest_sizes, pad_batch, padding_of
 from .reader import BatchReader
-from .reading import Drawn
+from .reading import ItemCounts
 from .share import Share
 
 
@@ -92,11 +92,11 @@ def loader(
             "made already. Give the data set, loader(dataset, placement, batch_size=...), or make "
             "the DataLoader with them."
         )
-    check_given(data)
-    return Loader(data, placement, _entries(sbp, placement), whole, pad, check)
+    check_divisible(data)
+    return Loader(data, placement, _batch_sbp(sbp, placement), whole, pad, check)
 
 
-def _entries(sbp: SbpLike | None, placement: Placement) -> NdSbp:
+def _batch_sbp(sbp: SbpLike | None, placement: Placement) -> NdSbp:
     entries = (S(0), *(B,) * (placement.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
         raise ValueError(
@@ -140,22 +140,22 @@ class Loader:
         self.placement = placement
         self.epoch = 0
         self.stopped = False
-        self._asked_to_stop = False
-        self._layer = Layer(placement, sbp)
+        self._stop_requested = False
+        self._distributor = BatchDistributor(placement, sbp)
         self._padding = padding_of(given.collate_fn, pad)
         # A rank outside the placement reads what the first rank reads, to know the shapes.
-        at = self._layer.at or (0,) * placement.ndim
+        coordinate = self._distributor.coordinate or (0,) * placement.ndim
         whole = whole or (given.batch_sampler is None and given.batch_size is None)
-        self._share = None if whole else Share.at(at, placement, sbp)
-        self._inner = inner_loader(given, self._share)
+        self._share = None if whole else Share.for_coordinate(coordinate, placement, sbp)
+        self._inner_loader = inner_loader(given, self._share)
         self._order = Order(given)
-        self._check = not parts_are_alike(given) if check is None else check
+        self._compares_batches = not can_skip_comparison(given) if check is None else check
         # Number of further batches whose values are compared; the same on every rank.
-        self._unseen = 0 if check is False else plain_values.TIMES
+        self._batches_to_compare = 0 if check is False else plain_values.CHECKED_CALLS
         if check is not False:
             agreement.check_same_data(facts_of(given))
-        self._items = 0  # given in this epoch so far, over all ranks
-        self._resumed = False
+        self._item_count = 0  # given in this epoch so far, over all ranks
+        self._is_resumed = False
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -173,14 +173,14 @@ class Loader:
         It has the epoch, the number of its items given so far over all ranks, and the states of the
         generators that draw its order. It is the same on every rank.
         """
-        order = self._order.state(began=self._items > 0)
-        return {"epoch": self.epoch, "items": self._items, "order": order}
+        order = self._order.state(began=self._item_count > 0)
+        return {"epoch": self.epoch, "items": self._item_count, "order": order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after ``state``: the next iteration gives the rest of its epoch."""
-        self.epoch, self._items = int(state["epoch"]), int(state["items"])
-        self._resumed = self._items > 0
-        self._order.load(state["order"], began=self._resumed)
+        self.epoch, self._item_count = int(state["epoch"]), int(state["items"])
+        self._is_resumed = self._item_count > 0
+        self._order.load(state["order"], began=self._is_resumed)
 
     def stop_on(self, *signals: int) -> None:
         """End the iteration on all ranks, before the same batch, once a rank receives a signal.
@@ -197,12 +197,12 @@ class Loader:
 
         This takes no extra message: ranks learn of the signal when they compare a batch.
         """
-        self._check = True
-        for each in signals:
-            signal.signal(each, self._note_signal)
+        self._compares_batches = True
+        for number in signals:
+            signal.signal(number, self._note_signal)
 
     def _note_signal(self, *_: Any) -> None:
-        self._asked_to_stop = True
+        self._stop_requested = True
 
     def set_epoch(self, epoch: int) -> None:
         """Start epoch number ``epoch`` with the next iteration.
@@ -210,24 +210,25 @@ class Loader:
         Samplers that have a ``set_epoch`` method are given the number. It does not change the order
         of other samplers, which comes from their random generators.
         """
-        self.epoch, self._items, self._resumed = epoch, 0, False
+        self.epoch, self._item_count, self._is_resumed = epoch, 0, False
         set_epoch(self.loader, epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, False
+        resumed, self._is_resumed = self._is_resumed, False
         if not resumed:
-            self.epoch += self._items > 0  # an epoch whose iteration was left early counts as over
-            self._items = 0
+            # An epoch whose iteration was left early counts as over.
+            self.epoch += self._item_count > 0
+            self._item_count = 0
         set_epoch(self.loader, self.epoch)
-        reader = BatchReader(self._inner, self._share, self.epoch)
-        with self._order.drawn(again=resumed):
-            reader.start(skip=self._items)
-        while (batch := self._made(*reader.next())) is not None:
+        reader = BatchReader(self._inner_loader, self._share, self.epoch)
+        with self._order.drawing(resumed=resumed):
+            reader.start(skip=self._item_count)
+        while (batch := self._next_batch(*reader.next())) is not None:
             yield batch
         if not self.stopped:
-            self.epoch, self._items = self.epoch + 1, 0
+            self.epoch, self._item_count = self.epoch + 1, 0
 
-    def _made(self, note: BatchNote, made: Collated, drawn: Drawn) -> Any:
+    def _next_batch(self, note: BatchNote, part: Collated, counts: ItemCounts) -> Any:
         """Return the next batch as global tensors, after a comparison with the other ranks.
 
         Returns None at the end of the data or after a stop. The arguments are what
@@ -236,56 +237,65 @@ class Loader:
         Args:
             note: a summary of this rank's part of the batch, which is compared with those of the
                 other ranks.
-            made: this rank's part of the batch.
-            drawn: the number of items of the batch and of this rank's part.
+            part: this rank's part of the batch.
+            counts: the number of items of the batch and of this rank's part.
         """
-        note = replace(note, stop=self._asked_to_stop)
-        first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
-        if first and plain_values.are_compared():
-            note = replace(note, **self._values(made))
-        notes = agreement.compare(note) if self._check or first else None
+        note = replace(note, stop=self._stop_requested)
+        is_compared, self._batches_to_compare = (
+            self._batches_to_compare > 0,
+            max(self._batches_to_compare - 1, 0),
+        )
+        if is_compared and plain_values.are_compared():
+            note = replace(note, **self._value_hashes(part))
+        notes = (
+            agreement.gather_if_different(note) if self._compares_batches or is_compared else None
+        )
         self.stopped = any(each.stop for each in notes or [note])
         # Raised after the ranks have exchanged notes, so that the other ranks raise as well.
         if note.cause is not None:
             raise note.cause
         if self.stopped:
-            self._asked_to_stop, self._resumed = False, self._items > 0
+            self._stop_requested, self._is_resumed = False, self._item_count > 0
             return None
         if notes is not None:
-            made = self._agreed(notes, made, drawn)
+            part = self._check_and_pad(notes, part, counts)
         if note.kind == "end":
             return None
-        self._items += drawn.count
-        if drawn.own is None:
-            return self._layer.whole(made.batch)
-        # All ranks' parts have the same fields, so either all ranks take part in ``join`` or none.
+        self._item_count += counts.count
+        if counts.own_count is None:
+            return self._distributor.distribute_whole(part.batch)
+        # All ranks' parts have the same fields, so either all ranks take part in gathering or none.
         joined = (
-            self._layer.join(made, drawn.own, self._share or Share()) if is_joined(note) else {}
+            self._distributor.gather_per_item_fields(part, counts.own_count, self._share or Share())
+            if has_per_item_fields(note)
+            else {}
         )
-        return self._layer.parts(made, drawn, joined)
+        return self._distributor.distribute_parts(part, counts, joined)
 
-    def _agreed(self, notes: list[BatchNote], made: Collated, drawn: Drawn) -> Collated:
+    def _check_and_pad(
+        self, notes: list[BatchNote], part: Collated, counts: ItemCounts
+    ) -> Collated:
         """Check that the parts of all ranks fit together, and pad this rank's part to the longest.
 
         Args:
             notes: the summary of each rank's part.
-            made: this rank's part, which is returned, padded if necessary.
-            drawn: the number of items of the batch and of this rank's part.
+            part: this rank's part, which is returned, padded if necessary.
+            counts: the number of items of the batch and of this rank's part.
         """
-        padding = None if drawn.own is None else self._padding
-        agreement.check(notes, sizes_may_differ=padding is not None)
+        padding = None if counts.own_count is None else self._padding
+        agreement.check_notes(notes, sizes_may_differ=padding is not None)
         if padding is None:
-            return made
+            return part
         check_padding(notes, padding)
-        return made._replace(batch=padded(made.batch, longest(notes), padding))
+        return part._replace(batch=pad_batch(part.batch, longest_sizes(notes), padding))
 
-    def _values(self, made: Collated) -> dict[str, Any]:
+    def _value_hashes(self, part: Collated) -> dict[str, Any]:
         """Return the fields ``share`` and ``values`` of the ``BatchNote`` of the first batches.
 
         By these, ranks that read the same items check that they read the same values. ``values`` is
         empty if each rank of the placement reads other items, or if this rank is outside it.
         """
-        layer, share = self._layer, self._share or Share()
-        several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
-        known = layer.at is not None and several
-        return {"share": share.index, "values": hashes(made) if known else ()}
+        layer, share = self._distributor, self._share or Share()
+        has_copies = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
+        compares_values = layer.coordinate is not None and has_copies
+        return {"share": share.index, "values": value_hashes(part) if compares_values else ()}

@@ -23,7 +23,7 @@ class Attribute(str):
     """
 
 
-def never(path: Path, x: Any) -> bool:
+def traverse_all(path: Path, x: Any) -> bool:
     """Return False: the default of ``stop``, by which every container is traversed."""
     return False
 
@@ -33,7 +33,7 @@ def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
     return ((path, x) for path, x in leaves(batch) if isinstance(x, Tensor))
 
 
-def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
+def leaves(batch: Any, stop: Stop = traverse_all) -> Iterator[tuple[Path, Any]]:
     """Return (path, value) of each value in a batch that contains no other values.
 
     ``{"x": [1, 2]}`` gives ``(("x", 0), 1)`` and ``(("x", 1), 2)``. A container for which
@@ -42,16 +42,16 @@ def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
         # An object inside itself is not traversed again.
-        inside = None if stop(path, x) or id(x) in above else children(x)
-        if inside is None:
+        values = None if stop(path, x) or id(x) in above else children(x)
+        if values is None:
             yield path, x
-        for key, each in (inside or {}).items():
-            yield from walk(each, (*path, key), (*above, id(x)))
+        for key, value in (values or {}).items():
+            yield from walk(value, (*path, key), (*above, id(x)))
 
     return walk(batch, (), ())
 
 
-def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
+def map_leaves(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = traverse_all) -> Any:
     """Return a copy of the batch with ``fn(path, value)`` in place of each value of ``leaves``.
 
     Containers keep their types where possible. An object whose attributes do not change is not
@@ -59,11 +59,13 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
     """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
-        inside = None if stop(path, x) or id(x) in above else children(x)
-        if inside is None:
+        values = None if stop(path, x) or id(x) in above else children(x)
+        if values is None:
             return fn(path, x)
-        made = {key: walk(each, (*path, key), (*above, id(x))) for key, each in inside.items()}
-        return _rebuilt(x, inside, made)
+        new_values = {
+            key: walk(each, (*path, key), (*above, id(x))) for key, each in values.items()
+        }
+        return _rebuild(x, values, new_values)
 
     return walk(batch, (), ())
 
@@ -77,11 +79,11 @@ def children(x: Any) -> dict[Any, Any] | None:
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None
     if isinstance(x, Mapping):
-        return {**dict(x), **_beside(x)}
+        return {**dict(x), **_extra_attributes(x)}
     if isinstance(x, list | tuple):
         return dict(enumerate(x))
-    found = attributes(x)
-    return found if any(_opens(value) for value in found.values()) else None
+    members = attributes(x)
+    return members if any(_is_batch_value(value) for value in members.values()) else None
 
 
 def attributes(x: Any) -> dict[Attribute, Any]:
@@ -103,37 +105,39 @@ def attributes(x: Any) -> dict[Attribute, Any]:
     }
 
 
-def _opens(value: Any) -> bool:
+def _is_batch_value(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | list | tuple | Mapping) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )
 
 
-def _beside(x: Mapping) -> dict[Attribute, Any]:
+def _extra_attributes(x: Mapping) -> dict[Attribute, Any]:
     """Return the lists, tuples and tensors that a mapping has as attributes, beside its items.
 
     For example the encodings of transformers' ``BatchEncoding``. A plain dict has none.
     """
-    kept = getattr(x, "__dict__", {})
+    instance_dict = getattr(x, "__dict__", {})
     return {
         Attribute(name): value
-        for name, value in kept.items()
+        for name, value in instance_dict.items()
         if isinstance(value, Tensor | np.ndarray | list | tuple) and name not in x
     }
 
 
-def _rebuilt(x: Any, inside: dict[Any, Any], made: dict[Any, Any]) -> Any:
+def _rebuild(x: Any, old_values: dict[Any, Any], new_values: dict[Any, Any]) -> Any:
     if isinstance(x, list | tuple):
-        items = list(made.values())
+        items = list(new_values.values())
         if hasattr(x, "_fields"):
             return type(x)(*items)
         return type(x)(items) if type(x) in (list, tuple) else items
     if isinstance(x, Mapping) and not isinstance(x, MutableMapping):
-        return {key: value for key, value in made.items() if not isinstance(key, Attribute)}
-    if not isinstance(x, Mapping) and all(made[key] is value for key, value in inside.items()):
+        return {key: value for key, value in new_values.items() if not isinstance(key, Attribute)}
+    if not isinstance(x, Mapping) and all(
+        new_values[key] is value for key, value in old_values.items()
+    ):
         return x
     clone: Any = copy.copy(x)  # keeps its class and attributes
-    for key, value in made.items():
+    for key, value in new_values.items():
         if isinstance(key, Attribute):
             object.__setattr__(clone, key, value)
         else:

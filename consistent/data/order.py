@@ -20,8 +20,8 @@ class Order:
     """
 
     def __init__(self, loader: DataLoader) -> None:
-        self._given = _generators(loader)
-        self._began: list[Tensor] = self._states()
+        self._passed_generators = _generators(loader)
+        self._start_states: list[Tensor] = self._current_states()
 
     def state(self, began: bool) -> list[Tensor]:
         """Return the generators' states as uint8 tensors, the default generator's first.
@@ -29,48 +29,48 @@ class Order:
         With ``began``, in the middle of an epoch, they are the states at its start, from which its
         order was drawn. Otherwise, between two epochs, they are the present ones.
         """
-        return [each.clone() for each in self._began] if began else self._states()
+        return [each.clone() for each in self._start_states] if began else self._current_states()
 
     def load(self, states: list[Tensor], began: bool) -> None:
         """Restore the states that ``state`` returned for the same ``began``.
 
-        With ``began`` they are only kept, for ``drawn(again=True)``. Otherwise the generators get
-        them at once, except torch's default generator: the program draws from it as well, and
+        With ``began`` they are only kept, for ``drawing(resumed=True)``. Otherwise the generators
+        get them at once, except torch's default generator: the program draws from it as well, and
         restores it itself.
         """
-        if len(states) != 1 + len(self._given):
+        if len(states) != 1 + len(self._passed_generators):
             raise ValueError(
                 f"data.loader: the saved position has the states of {len(states) - 1} generators, "
-                f"and this DataLoader and its samplers have {len(self._given)}. Make them with "
-                "generators as they were when it was saved."
+                f"and this DataLoader and its samplers have {len(self._passed_generators)}. Make "
+                "them with generators as they were when it was saved."
             )
-        self._began = [each.cpu().to(torch.uint8) for each in states]
+        self._start_states = [each.cpu().to(torch.uint8) for each in states]
         if not began:
-            for generator, state in zip(self._given, self._began[1:]):
+            for generator, state in zip(self._passed_generators, self._start_states[1:]):
                 generator.set_state(state)
 
     @contextmanager
-    def drawn(self, again: bool) -> Iterator[None]:
+    def drawing(self, resumed: bool) -> Iterator[None]:
         """Context manager around the start of an epoch, in which its order is drawn.
 
-        With ``again``, in a resumed epoch, the order is drawn from the states that the generators
+        With ``resumed``, in a resumed epoch, the order is drawn from the states that the generators
         had at its start. Then the default generator gets its present state back, because the
         program draws from it as well.
         """
-        if not again:
-            self._began = self._states()
+        if not resumed:
+            self._start_states = self._current_states()
             yield
             return
-        here = torch.get_rng_state()
-        for generator, state in zip([None, *self._given], self._began):
+        default_state = torch.get_rng_state()
+        for generator, state in zip([None, *self._passed_generators], self._start_states):
             (torch.set_rng_state if generator is None else generator.set_state)(state)
         try:
             yield
         finally:
-            torch.set_rng_state(here)
+            torch.set_rng_state(default_state)
 
-    def _states(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(each.get_state() for each in self._given)]
+    def _current_states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(each.get_state() for each in self._passed_generators)]
 
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
@@ -87,9 +87,9 @@ def _samplers(loader: DataLoader) -> list[Any]:
 
 def _generators(loader: DataLoader) -> list[torch.Generator]:
     """Return the distinct generators of the loader and its samplers, in a fixed order."""
-    found: list[torch.Generator] = []
+    generators: list[torch.Generator] = []
     for owner in (loader, *_samplers(loader)):
         generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
-            found.append(generator)
-    return found
+        if isinstance(generator, torch.Generator) and all(generator is not g for g in generators):
+            generators.append(generator)
+    return generators

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .agreement import WHOLE, BatchNote
-from .nested import Path, mapped, name_of
+from .nested import Path, map_leaves, name_of
 
 Pad = Mapping[str, float] | float | None
 
@@ -33,7 +33,7 @@ class Padding:
     values: Mapping[str, float] | float
     front: bool = False
 
-    def of(self, path: Path) -> float:
+    def fill_value(self, path: Path) -> float:
         """Return the fill value of the field at ``path``.
 
         Raises:
@@ -63,18 +63,18 @@ def padding_of(collate: Any, pad: Pad) -> Padding | None:
         return Padding(pad, front)
     if tokenizer is None:
         return None if pad is None else Padding(pad)
-    return Padding({**_of_tokenizer(tokenizer, collate), **(pad or {})}, front)
+    return Padding({**_tokenizer_values(tokenizer, collate), **(pad or {})}, front)
 
 
-def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
+def longest_sizes(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
     """Return, by path of the field, the sizes to which all ranks pad their items.
 
     In each dim it is the largest size of any rank, as their ``notes`` say.
     """
-    found = {}
+    sizes = {}
     for index, field in enumerate(notes[0].fields):
-        found[field.path] = tuple(map(max, zip(*(note.fields[index].sizes for note in notes))))
-    return found
+        sizes[field.path] = tuple(map(max, zip(*(note.fields[index].sizes for note in notes))))
+    return sizes
 
 
 def check_padding(notes: list[BatchNote], padding: Padding) -> None:
@@ -84,14 +84,14 @@ def check_padding(notes: list[BatchNote], padding: Padding) -> None:
     """
     for index, field in enumerate(notes[0].fields):
         if len({note.fields[index].sizes for note in notes}) > 1:
-            padding.of(field.path)
+            padding.fill_value(field.path)
 
 
-def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) -> Any:
+def pad_batch(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) -> Any:
     """Return the batch with the dims of each item filled up to ``sizes``.
 
-    ``sizes`` is the result of ``longest``. A field of shape (2, 5) whose sizes are (7,) becomes one
-    of shape (2, 7).
+    ``sizes`` is the result of ``longest_sizes``. A field of shape (2, 5) whose sizes are (7,)
+    becomes one of shape (2, 7).
     """
 
     def fill(path: Path, x: Any) -> Any:
@@ -101,20 +101,20 @@ def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) 
         if not any(missing):
             return x
         sides = [(n, 0) if padding.front else (0, n) for n in missing]
-        value: Any = padding.of(path)
+        value: Any = padding.fill_value(path)
         if isinstance(x, Tensor):
             # F.pad takes the sides of the last dim first.
             return F.pad(x, [n for side in reversed(sides) for n in side], value=value)
         return np.pad(x, [(0, 0), *sides], constant_values=value)
 
-    return mapped(fill, batch)
+    return map_leaves(fill, batch)
 
 
-def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
+def _tokenizer_values(tokenizer: Any, collate: Any) -> dict[str, float]:
     """Return, by key of the batch, the values with which the collators of transformers pad."""
     ids = tokenizer.pad_token_id
     labels = getattr(collate, "label_pad_token_id", -100)
-    found = {
+    values = {
         "input_ids": ids,
         "decoder_input_ids": ids,
         "attention_mask": 0,
@@ -123,7 +123,7 @@ def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
         "special_tokens_mask": 1,
         "labels": labels,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
@@ -137,27 +137,27 @@ def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
     ):
         yield x
     elif depth and not isinstance(x, type | ModuleType | Tensor):
-        for each in _kept(x):
-            yield from _tokenizers(each, depth - 1)
+        for reference in _referenced_objects(x):
+            yield from _tokenizers(reference, depth - 1)
 
 
-def _kept(x: Any) -> list[Any]:
+def _referenced_objects(x: Any) -> list[Any]:
     """Return the objects that ``x`` refers to by its arguments, variables or attributes."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
     if inspect.ismethod(x):
         return [x.__self__]
     if inspect.isfunction(x):
-        return _named_in(x)
+        return _function_references(x)
     if isinstance(x, Mapping | list | tuple | set):
         return []
-    own: Callable[..., Any] | None = getattr(type(x), "__call__", None)  # noqa: B004
-    named = _named_in(own) if inspect.isfunction(own) else []
-    return [*getattr(x, "__dict__", {}).values(), *named]
+    call_method: Callable[..., Any] | None = getattr(type(x), "__call__", None)  # noqa: B004
+    referenced = _function_references(call_method) if inspect.isfunction(call_method) else []
+    return [*getattr(x, "__dict__", {}).values(), *referenced]
 
 
-def _named_in(fn: Any) -> list[Any]:
+def _function_references(fn: Any) -> list[Any]:
     """Return the values of the globals, closure variables and default arguments of a function."""
-    found = inspect.getclosurevars(fn)
+    closure = inspect.getclosurevars(fn)
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    return [*found.nonlocals.values(), *found.globals.values(), *defaults]
+    return [*closure.nonlocals.values(), *closure.globals.values(), *defaults]

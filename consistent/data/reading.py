@@ -24,36 +24,36 @@ from .share import Share
 STRIDE = 1_000_003
 
 
-class Drawn(NamedTuple):
+class ItemCounts(NamedTuple):
     """Counts of the items of one batch.
 
-    ``count`` is the number of its items over all ranks, ``own`` that of this rank's part (None if
-    every rank reads the whole batch), and ``order`` a checksum of all its indices.
+    ``count`` is the number of its items over all ranks, ``own_count`` that of this rank's part
+    (None if every rank reads the whole batch), and ``order`` a checksum of all its indices.
     """
 
     count: int
-    own: int | None
+    own_count: int | None
     order: int
 
 
 class ShareSampler:
     """Sampler that yields the indices of this rank's part of each batch of ``source``.
 
-    ``source`` yields the indices of whole batches. For each, the counts are appended to ``drawn``,
+    ``source`` yields the indices of whole batches. For each, the counts are appended to ``counts``,
     from which the reader takes them when the batch arrives. Samplers run in the main process.
     """
 
     def __init__(self, source: Iterable, share: Share | None) -> None:
         self.source = source
         self.share = share  # None: the batch whole
-        self.drawn: deque[Drawn] = deque()
+        self.counts: deque[ItemCounts] = deque()
         self.skip = 0  # items to leave out at the start of the next epoch
         self.drawing: Callable[[], AbstractContextManager] = nullcontext
 
     def __iter__(self) -> Iterator[Any]:
         skip, self.skip = self.skip, 0
-        self.drawn.clear()
-        batches = after(self.source, skip)
+        self.counts.clear()
+        batches = skip_items(self.source, skip)
         while True:
             with self.drawing():  # a sampler draws its order from the main process's generator
                 batch = next(batches, None)
@@ -61,12 +61,12 @@ class ShareSampler:
                 return
             order = zlib.crc32(repr(batch).encode())
             if self.share is None:
-                self.drawn.append(Drawn(_count(batch), None, order))
+                self.counts.append(ItemCounts(_count(batch), None, order))
                 yield batch
             else:
-                own, size = self.share.take(list(batch))
-                self.drawn.append(Drawn(len(batch), size, order))
-                yield own
+                indices, size = self.share.select(list(batch))
+                self.counts.append(ItemCounts(len(batch), size, order))
+                yield indices
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def _count(batch: Any) -> int:
     return len(batch) if isinstance(batch, list | tuple) else 1
 
 
-def after(batches: Iterable, skip: int) -> Iterator[Any]:
+def skip_items(batches: Iterable, skip: int) -> Iterator[Any]:
     """Yield the batches of ``batches``, which are lists of indices, after the first ``skip`` items.
 
     Raises ValueError if the position is inside a batch. torch's own ``BatchSampler`` can divide the
@@ -98,10 +98,10 @@ def after(batches: Iterable, skip: int) -> Iterator[Any]:
                 yield batch
             else:
                 seen += _count(batch)
-                check_border(seen, skip)
+                check_batch_boundary(seen, skip)
 
 
-def check_border(seen: int, skip: int) -> None:
+def check_batch_boundary(seen: int, skip: int) -> None:
     """Raise ValueError if a saved position is inside a batch.
 
     The position is after ``skip`` items, and the batch that reaches it ends after ``seen`` items.
@@ -118,12 +118,12 @@ def check_border(seen: int, skip: int) -> None:
 class StreamPart(NamedTuple):
     """This rank's collated part of a batch of a stream.
 
-    ``count`` is the number of items of the batch, ``own`` that of the part.
+    ``count`` is the number of items of the batch, ``own_count`` that of the part.
     """
 
     batch: Any
     count: int
-    own: int
+    own_count: int
 
 
 class ShareOfStream(IterableDataset):
@@ -152,30 +152,30 @@ class ShareOfStream(IterableDataset):
         while batch := list(islice(items, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
                 return
-            own, size = self.share.take(batch)
-            yield StreamPart(self.collate(own), len(batch), size)
+            own_items, size = self.share.select(batch)
+            yield StreamPart(self.collate(own_items), len(batch), size)
 
 
-def as_it_is(x: Any) -> Any:
+def identity(x: Any) -> Any:
     """Return ``x``: the collate function for batches that are collated already."""
     return x
 
 
-class WorkerStart:
+class WorkerInit:
     """``worker_init_fn`` that seeds a worker, and then calls the user's function.
 
     Ranks that read the same items draw the same numbers, other ranks do not. The user's function
     sees the user's data set in the worker info.
     """
 
-    def __init__(self, then: Callable[[int], None] | None, share: Share) -> None:
-        self.then = then
-        self.by = share.index * STRIDE
+    def __init__(self, user_init: Callable[[int], None] | None, share: Share) -> None:
+        self.user_init = user_init
+        self.seed_offset = share.index * STRIDE
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None
-        seed = info.seed + self.by
+        seed = info.seed + self.seed_offset
         torch.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -183,5 +183,5 @@ class WorkerStart:
         if isinstance(info.dataset, ShareOfStream):
             # WorkerInfo refuses assignment, and the user's function must see its own data set.
             object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self.then is not None:
-            self.then(worker)
+        if self.user_init is not None:
+            self.user_init(worker)

@@ -28,7 +28,7 @@ class Share:
     cuts: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def at(cls, coordinate: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Share:
+    def for_coordinate(cls, coordinate: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Share:
         """Return the share of the rank at ``coordinate`` in the layout (``placement``, ``sbp``)."""
         return cls(
             tuple(
@@ -38,7 +38,7 @@ class Share:
             )
         )
 
-    def of(self, count: int) -> tuple[int, int]:
+    def start_and_size(self, count: int) -> tuple[int, int]:
         """Return (start, size) of this share of a batch of ``count`` items."""
         start = 0
         for parts, index in self.cuts:
@@ -49,16 +49,16 @@ class Share:
     @property
     def index(self) -> int:
         """Return the number of this share, which is equal on ranks that read the same items."""
-        found = 0
+        number = 0
         for parts, index in self.cuts:
-            found = found * parts + index
-        return found
+            number = number * parts + index
+        return number
 
-    def take(self, items: list) -> tuple[list, int]:
+    def select(self, items: list) -> tuple[list, int]:
         """Return (the items of a batch that this rank reads, how many of them are its part).
 
         If its part is empty, the result is (first item, 0): the rank reads one item all the same,
         to know the dtypes and shapes of the tensors.
         """
-        start, size = self.of(len(items))
+        start, size = self.start_and_size(len(items))
         return (items[start : start + size] if size else items[:1]), size

@@ -234,7 +234,7 @@ def hold(leaf: Any, addend: torch.Tensor, bucket: int, nbytes: int, /) -> int:
     """
 
 def launch_if_full(bucket: int, /) -> None:
-    """Start sending ``bucket`` if its addends have enough bytes (``buckets.limit``)."""
+    """Start sending ``bucket`` if its addends have enough bytes (``buckets.bucket_limit``)."""
 
 def let_go(position: int, /) -> None:
     """Release the memory of the addend at ``position``, which Python has started to send."""

@@ -26,8 +26,8 @@ import torch
 from torch.autograd import forward_ad
 
 from mirrored.mirrored_tensor import MirroredTensor
-from mirrored.transports.failures import count_lack
-from mirrored.transports.faults.place import enter_description
+from mirrored.transports.failures import count_out_of_memory
+from mirrored.transports.faults.place import register_description
 
 from ..movement import check_mode
 from ..rules import table
@@ -38,8 +38,8 @@ from .planning.functions.torch_functions import resolve
 from .planning.planning import make_plan
 from .plans.plan import handlers, list_ops, plans
 from .running.current_op import current_op
-from .running.moved_views import alive, freshened, moved_view_error
-from .running.writes import wrote
+from .running.moved_views import alive, moved_view_error, refresh_arguments
+from .running.writes import count_write
 
 torch_function = _C.torch_function
 
@@ -52,7 +52,7 @@ def enter_methods(cls: Any) -> None:
     arguments, so the direct call is faster.
     """
     for name, base in inspect.getmembers(torch.Tensor, inspect.ismethoddescriptor):
-        if name not in vars(cls) and table.find(resolve(base).name) is not None:
+        if name not in vars(cls) and table.find_row(resolve(base).name) is not None:
             setattr(cls, name, _C.Method(base))
     _C.no_sequence(cls)
 
@@ -67,7 +67,11 @@ def enter_functions() -> None:
     for space in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"):
         for _, function in inspect.getmembers(getattr(torch._C, space), inspect.isbuiltin):
             name = resolve(function).name
-            if table.find(name) is not None or name in handlers or name.startswith(tuple(list_ops)):
+            if (
+                table.find_row(name) is not None
+                or name in handlers
+                or name.startswith(tuple(list_ops))
+            ):
                 _C.enter_function(function)
 
 
@@ -78,7 +82,7 @@ def set_up(cls: Any) -> None:
     """
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,
-        alive, freshened, wrote, forward_ad, check_mode, count_lack,
+        alive, refresh_arguments, count_write, forward_ad, check_mode, count_out_of_memory,
     )  # fmt: skip
     _C.use(plans)
-    enter_description(current_op)
+    register_description(current_op)

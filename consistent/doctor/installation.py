@@ -15,7 +15,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from .finding import Finding
-from .owners import troubles
+from .owners import conflicts
 
 NATIVE = ("consistent.dispatch._C", "consistent.forms.native._C", "mirrored.transports._C")
 OLDEST_TORCH = (2, 11)
@@ -70,8 +70,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _package() -> Iterator[Finding]:
-    here = Path(__file__).resolve().parents[1]
-    yield from troubles(here)
+    package_folder = Path(__file__).resolve().parents[1]
+    yield from conflicts(package_folder)
     if platform.system() != "Linux":
         yield Finding(
             f"this is {platform.system()}; ranks share memory and watch each other on Linux only",
@@ -79,12 +79,16 @@ def _package() -> Iterator[Finding]:
             "was tried.",
         )
     else:
-        kept = "" if os.access(here, os.W_OK) else ", which cannot be written, and need not be"
-        yield Finding(f"consistent lies in {here}{kept}")
+        suffix = (
+            ""
+            if os.access(package_folder, os.W_OK)
+            else ", which cannot be written, and need not be"
+        )
+        yield Finding(f"consistent lies in {package_folder}{suffix}")
 
 
 # Prints where the native modules are, and for which GPUs torch is built.
-_LOADING = """
+_IMPORT_SCRIPT = """
 import sys, torch, consistent
 print(*(sys.modules[name].__file__ for name in sys.argv[1:]))
 said = "torch is built without CUDA"
@@ -97,36 +101,36 @@ print(said)
 """
 
 
-def _loads() -> Iterator[Finding]:
+def _native_modules() -> Iterator[Finding]:
     """Check, in another process, that ``import consistent`` loads the native modules.
 
     A wrong build may crash the process that imports it.
     """
-    above = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _LOADING, *NATIVE], capture_output=True, text=True,
+        process = subprocess.run(
+            [sys.executable, "-c", _IMPORT_SCRIPT, *NATIVE], capture_output=True, text=True,
             timeout=_IMPORT_S, check=False, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-        ended = f"it ended with status {done.returncode}"
-        error = (done.stderr.strip() or ended) if done.returncode else ""
+        ending = f"it ended with status {process.returncode}"
+        error = (process.stderr.strip() or ending) if process.returncode else ""
     except subprocess.TimeoutExpired:
         error = f"it has not ended after {_IMPORT_S:g} s"
     if not error:
-        files, gpus = done.stdout.splitlines()
-        loaded = Path(files.split()[0]).parent
-        there = ", ".join(sorted(path.name for path in loaded.parent.glob("torch[0-9]*")))
+        files, gpus = process.stdout.splitlines()
+        folder = Path(files.split()[0]).parent
+        builds = ", ".join(sorted(path.name for path in folder.parent.glob("torch[0-9]*")))
         yield Finding(
-            f"`import consistent` works; of its builds ({there}) that for this torch is loaded, "
-            f"{loaded.name}"
+            f"`import consistent` works; of its builds ({builds}) that for this torch is loaded, "
+            f"{folder.name}"
         )
         yield Finding(gpus)
         return
     lines = error.splitlines()
-    said = next((line for line in lines if re.match(r"\w+Error: ", line)), lines[-1])
+    message = next((line for line in lines if re.match(r"\w+Error: ", line)), lines[-1])
     yield Finding(
-        f"`import consistent` fails: {said}",
+        f"`import consistent` fails: {message}",
         "Install the package again beside this torch and Python: a wheel that was built for them, "
         "or `pip install --no-build-isolation .` in its source tree (`make build` in a clone), "
         "with a C++ compiler.",
@@ -135,10 +139,10 @@ def _loads() -> Iterator[Finding]:
 
 def _compiler() -> Iterator[Finding]:
     name = os.environ.get("CXX", "c++").split()[0]
-    found = shutil.which(name) or shutil.which("g++") or shutil.which("clang++")
-    if found:
+    compiler = shutil.which(name) or shutil.which("g++") or shutil.which("clang++")
+    if compiler:
         nvcc = shutil.which("nvcc")
-        yield Finding(f"C++ compiler {found}{f', nvcc {nvcc}' if nvcc else ', no nvcc'}")
+        yield Finding(f"C++ compiler {compiler}{f', nvcc {nvcc}' if nvcc else ', no nvcc'}")
         return
     if util.find_spec("torch") is not None and version("torch-consistent") is not None:
         yield Finding("no C++ compiler; one is needed to build from source only")
@@ -161,13 +165,13 @@ def _packages() -> Iterator[Finding]:
 
 
 def _variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    given = sorted(name for name in environ if name.startswith("CONSISTENT"))
-    for name in given:
+    names = sorted(name for name in environ if name.startswith("CONSISTENT"))
+    for name in names:
         if name in VARIABLES:
             yield Finding(f"{name}={environ[name]}")
             continue
-        near = difflib.get_close_matches(name, VARIABLES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Unset it."
+        close = difflib.get_close_matches(name, VARIABLES, n=1)
+        hint = f"Did you mean {close[0]}?" if close else "Unset it."
         yield Finding(f"{name} is set, and nothing reads it", hint)
 
 
@@ -189,9 +193,9 @@ def _cache() -> Iterator[Finding]:
     place = folder
     while not os.path.exists(place) and place != place.parent:
         place = place.parent
-    mine = place.stat()
-    user = os.geteuid() if hasattr(os, "geteuid") else mine.st_uid
-    if mine.st_uid not in (user, 0) or (folder.exists() and mine.st_mode & stat.S_IWOTH):
+    status = place.stat()
+    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
+    if status.st_uid not in (user, 0) or (folder.exists() and status.st_mode & stat.S_IWOTH):
         yield Finding(
             f"{place} is another user's, or others may write in it; nothing is kept or read there",
             "Set XDG_CACHE_HOME to a folder of your own, or `chmod o-w` it.",
@@ -205,4 +209,4 @@ def _cache() -> Iterator[Finding]:
         yield Finding(f"timings and compiled steps are kept in {folder}")
 
 
-CHECKS = (_versions, _package, _loads, _compiler, _packages, _variables, _cache)
+CHECKS = (_versions, _package, _native_modules, _compiler, _packages, _variables, _cache)

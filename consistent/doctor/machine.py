@@ -26,24 +26,24 @@ def cores() -> int:
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
-    for text in _container("cpu.max"):
-        given, _, period = text.partition(" ")
-        if given.isdigit() and period.isdigit():
-            count = min(count, max(1, int(given) // int(period)))
+    for text in _container_limits("cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            count = min(count, max(1, int(quota) // int(period)))
     return count
 
 
-def _container(name: str) -> Iterator[str]:
+def _container_limits(name: str) -> Iterator[str]:
     """Yield the content of the file ``name`` of this process's cgroup, and of each cgroup above it.
 
     Such a file, like "cpu.max", has a limit of the container; those of cgroups above apply too. ""
     stands for a missing file.
     """
-    lines = (_read(PROC / "self/cgroup") or "").splitlines()
-    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    folder = CGROUP if ".." in own else CGROUP / own  # ".." means a cgroup not mounted here
+    lines = (_read_text(PROC / "self/cgroup") or "").splitlines()
+    cgroup = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    folder = CGROUP if ".." in cgroup else CGROUP / cgroup  # ".." means a cgroup not mounted here
     while True:
-        yield _read(folder / name) or ""
+        yield _read_text(folder / name) or ""
         if folder == CGROUP:
             return
         folder = folder.parent
@@ -51,11 +51,11 @@ def _container(name: str) -> Iterator[str]:
 
 def _cores() -> Iterator[Finding]:
     count = cores()
-    started = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(started) if started.isdigit() else 1
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(given) if given.isdigit() else count
-    limit = f"OMP_NUM_THREADS={given}" if given else "no limit set"
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local_size) if local_size.isdigit() else 1
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(setting) if setting.isdigit() else count
+    limit = f"OMP_NUM_THREADS={setting}" if setting else "no limit set"
     yield crowded(ranks, threads, count) or Finding(f"{count} cores, {limit}")
 
 
@@ -73,10 +73,10 @@ def crowded(ranks: int, threads: int, count: int) -> Finding | None:
             f"Start at most {count} ranks on this host.",
         )
     if ranks * threads > count:
-        each = max(1, count // ranks)
+        most_threads = max(1, count // ranks)
         return Finding(
             f"{ranks} rank{'s' if ranks > 1 else ''} of {threads} threads share {count} cores",
-            f"Set OMP_NUM_THREADS={each}, or call torch.set_num_threads({each}).",
+            f"Set OMP_NUM_THREADS={most_threads}, or call torch.set_num_threads({most_threads}).",
         )
     return None
 
@@ -85,13 +85,13 @@ def _memory() -> Iterator[Finding]:
     if not hasattr(os, "sysconf"):
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    said_by = (text for name in ("memory.max", "memory.high") for text in _container(name))
-    least = min([total, *(int(text) for text in said_by if text.isdigit())])
-    said = f"{bytes_text(total)} of memory"
+    limits = (text for name in ("memory.max", "memory.high") for text in _container_limits(name))
+    least = min([total, *(int(text) for text in limits if text.isdigit())])
+    message = f"{bytes_text(total)} of memory"
     if least < total:
-        said += f", of which this container may use {bytes_text(least)}"
-    low = least < _LITTLE_MEMORY
-    yield Finding(said, "Give it more: torch alone takes 250 MiB a rank." if low else "")
+        message += f", of which this container may use {bytes_text(least)}"
+    is_low = least < _LITTLE_MEMORY
+    yield Finding(message, "Give it more: torch alone takes 250 MiB a rank." if is_low else "")
 
 
 def _limits() -> Iterator[Finding]:
@@ -137,30 +137,30 @@ def _shared_memory() -> Iterator[Finding]:
     yield Finding(f"{SHARED} has {bytes_text(free)} free")
 
 
-def _left_behind() -> Iterator[Finding]:
+def _dead_segments() -> Iterator[Finding]:
     """Find shared memory segments in /dev/shm whose creators are dead.
 
     They take memory until the next group of ranks of the same user removes them.
     """
-    space = _inode(PROC / "self/ns/pid")
-    left = []
+    namespace = _inode(PROC / "self/ns/pid")
+    segments = []
     for path in SHARED.glob("consistent-*") if SHARED.is_dir() else ():
         match = re.match(r"consistent-(\d+)-(\d+)-(\d+)-", path.name)
         # The start time tells the creator from a later process with the same pid.
-        if match and int(match[1]) == space and _started(int(match[2])) != int(match[3]):
-            left.append(path)
-    if left:
-        size = sum(path.stat().st_blocks * 512 for path in left)
+        if match and int(match[1]) == namespace and _start_time(int(match[2])) != int(match[3]):
+            segments.append(path)
+    if segments:
+        size = sum(path.stat().st_blocks * 512 for path in segments)
         yield Finding(
-            f"{len(left)} segments of ranks that are dead take {bytes_text(size)} of {SHARED}",
-            f"The next job of their user removes them; or `rm {left[0]}`"
-            + (" and the others." if len(left) > 1 else "."),
+            f"{len(segments)} segments of ranks that are dead take {bytes_text(size)} of {SHARED}",
+            f"The next job of their user removes them; or `rm {segments[0]}`"
+            + (" and the others." if len(segments) > 1 else "."),
         )
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """Return when process ``pid`` started, in clock ticks; 0 if it has ended."""
-    fields = (_read(PROC / str(pid) / "stat") or "").rpartition(")")[2].split()
+    fields = (_read_text(PROC / str(pid) / "stat") or "").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
 
 
@@ -189,11 +189,11 @@ def _clock() -> Iterator[Finding]:
         yield Finding(f"the clock says {time.strftime('%Y-%m-%d %H:%M:%S %Z')}")
 
 
-def _read(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
 
 
-CHECKS = (_cores, _memory, _limits, _shared_memory, _left_behind, _clock)
+CHECKS = (_cores, _memory, _limits, _shared_memory, _dead_segments, _clock)

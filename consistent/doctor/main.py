@@ -28,35 +28,35 @@ CHECKS: dict[str, Sequence[Check]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run all checks and print the findings; return the exit status (``status``).
+    """Run all checks and print the findings; return the exit status (``exit_status``).
 
     ``words`` are the command's arguments: none, or ``--json`` to print JSON.
     """
     if words and words != ["--json"]:
-        asked = words[0] in ("-h", "--help")
-        print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
-    found: dict[str, list[Finding]] = {}
+        wants_help = words[0] in ("-h", "--help")
+        print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
+        return 0 if wants_help else 2
+    findings: dict[str, list[Finding]] = {}
     for title, checks in CHECKS.items():
-        found[title] = list(_each(checks))
+        findings[title] = list(_run_checks(checks))
         if not words:
-            _print(title, found[title])
+            _print_section(title, findings[title])
     if words:
-        print(json.dumps({t: [vars(f) for f in each] for t, each in found.items()}, indent=2))
-    return status(found)
+        print(json.dumps({t: [vars(f) for f in each] for t, each in findings.items()}, indent=2))
+    return exit_status(findings)
 
 
-def status(found: dict[str, list[Finding]]) -> int:
-    """Return the exit status for ``found``, the findings of each section.
+def exit_status(findings: dict[str, list[Finding]]) -> int:
+    """Return the exit status for ``findings``, the findings of each section.
 
     It is 0 if all is well, 1 if there is something to do, 2 if the self-test of two ranks failed.
     """
-    if any(finding.is_to_do for finding in found["two ranks"]):
+    if any(finding.is_to_do for finding in findings["two ranks"]):
         return 2
-    return int(any(finding.is_to_do for each in found.values() for finding in each))
+    return int(any(finding.is_to_do for each in findings.values() for finding in each))
 
 
-def _each(checks: Iterable[Check]) -> Iterator[Finding]:
+def _run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
     """Yield the findings of the checks.
 
     A check that raises becomes a finding itself, and does not prevent the others from running.
@@ -71,7 +71,7 @@ def _each(checks: Iterable[Check]) -> Iterator[Finding]:
             )
 
 
-def _print(title: str, findings: list[Finding]) -> None:
+def _print_section(title: str, findings: list[Finding]) -> None:
     print(title)
     for finding in findings:
         mark = "TO DO" if finding.is_to_do else "maybe" if finding.cure else "well "

@@ -13,17 +13,17 @@ from .finding import Finding
 
 _LOOKUP_S = 5.0
 # As in mirrored/transports/torch_dist/children.py, which may not be importable here.
-_LAUNCHED = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+_LAUNCH_VARIABLES = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
-def _name() -> Iterator[Finding]:
+def _host_name() -> Iterator[Finding]:
     name = socket.gethostname()
     cure = (
         f"Add `127.0.0.1 {name}` to /etc/hosts (the host's own address where there are several "
         "hosts), or set GLOO_SOCKET_IFNAME to the interface between them."
     )
     try:
-        found = sorted({str(each[4][0]) for each in _addresses(name)})
+        addresses = sorted({str(each[4][0]) for each in _addresses(name)})
     except TooLate:
         yield Finding(
             f"looking up this host's own name, {name!r}, takes more than {_LOOKUP_S:g} s", cure
@@ -36,14 +36,17 @@ def _name() -> Iterator[Finding]:
             cure,
         )
         return
-    if all(address.startswith("127.") or address == "::1" for address in found) and _several():
+    if (
+        all(address.startswith("127.") or address == "::1" for address in addresses)
+        and _is_on_several_hosts()
+    ):
         yield Finding(
-            f"this host's own name, {name!r}, is {', '.join(found)}, which other hosts cannot "
+            f"this host's own name, {name!r}, is {', '.join(addresses)}, which other hosts cannot "
             "reach, and the job has several hosts",
             cure,
         )
         return
-    yield Finding(f"this host is {name}, {', '.join(found)}")
+    yield Finding(f"this host is {name}, {', '.join(addresses)}")
 
 
 def _addresses(name: str) -> list:
@@ -53,70 +56,74 @@ def _addresses(name: str) -> list:
         TimeoutError: a name server does not answer within ``_LOOKUP_S`` seconds.
         OSError: the name has no address.
     """
-    found: Future[list] = Future()
+    future: Future[list] = Future()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(name, None))
+            future.set_result(socket.getaddrinfo(name, None))
         except OSError as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     # A daemon thread and no pool: a pool's thread would be waited for when this process ends.
     threading.Thread(target=look_up, daemon=True).start()
-    return found.result(_LOOKUP_S)
+    return future.result(_LOOKUP_S)
 
 
-def _several(environ: Mapping[str, str] = os.environ) -> bool:
+def _is_on_several_hosts(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is a rank of a job on several hosts.
 
     The launcher's variables tell: a job with more ranks than this host runs is on several hosts.
     """
-    if not all(environ.get(name) for name in _LAUNCHED):
+    if not all(environ.get(name) for name in _LAUNCH_VARIABLES):
         return False
     return environ["WORLD_SIZE"] != (environ.get("LOCAL_WORLD_SIZE") or environ["WORLD_SIZE"])
 
 
-def _launch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def _launch_variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Check the variables by which a launcher tells a process which rank it is."""
-    given = {name: environ[name] for name in _LAUNCHED if environ.get(name)}
-    absent = [name for name in _LAUNCHED if name not in given]
+    settings = {name: environ[name] for name in _LAUNCH_VARIABLES if environ.get(name)}
+    missing = [name for name in _LAUNCH_VARIABLES if name not in settings]
     cure = (
         "Start ranks by torchrun, which sets them all; or unset them. `unset "
-        f"{' '.join(given)}` does so for this shell."
+        f"{' '.join(settings)}` does so for this shell."
     )
-    said = ", ".join(f"{name}={value}" for name, value in given.items())
-    if absent:
-        if not given.keys().isdisjoint(("RANK", "WORLD_SIZE")):
+    text = ", ".join(f"{name}={value}" for name, value in settings.items())
+    if missing:
+        if not settings.keys().isdisjoint(("RANK", "WORLD_SIZE")):
             yield Finding(
-                f"{said}: set without {', '.join(absent)}, so a process is alone, and no rank of "
+                f"{text}: set without {', '.join(missing)}, so a process is alone, and no rank of "
                 "a job",
                 cure,
             )
         return
-    rank, size = given["RANK"], given["WORLD_SIZE"]
+    rank, size = settings["RANK"], settings["WORLD_SIZE"]
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
-        yield Finding(f"{said}: this is no rank of 0 to WORLD_SIZE - 1", cure)
+        yield Finding(f"{text}: this is no rank of 0 to WORLD_SIZE - 1", cure)
 
 
 def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    there = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    interfaces = (
+        [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    )
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        given = environ.get(variable)
-        if given is None:
+        setting = environ.get(variable)
+        if setting is None:
             continue
         # NCCL takes prefixes, and = and ^ before them.
-        names = [name.strip("=^") for name in given.split(",")]
-        begins = variable.startswith("NCCL")
-        if all(any(t == n or (begins and t.startswith(n)) for t in there) for n in names):
-            yield Finding(f"{variable}={given}")
+        names = [name.strip("=^") for name in setting.split(",")]
+        takes_prefixes = variable.startswith("NCCL")
+        if all(
+            any(t == n or (takes_prefixes and t.startswith(n)) for t in interfaces) for n in names
+        ):
+            yield Finding(f"{variable}={setting}")
             continue
         yield Finding(
-            f"{variable}={given}, and this host has no such interface",
-            f"Name one of {', '.join(there)}, or unset it.",
+            f"{variable}={setting}, and this host has no such interface",
+            f"Name one of {', '.join(interfaces)}, or unset it.",
         )
 
 
-def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def _rendezvous(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Check MASTER_ADDR and MASTER_PORT, where the first rank of a job listens for the others.
 
     The address must resolve, and the port must be free before the job starts.
@@ -161,4 +168,4 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-CHECKS = (_name, _launch, _interfaces, _meeting)
+CHECKS = (_host_name, _launch_variables, _interfaces, _rendezvous)

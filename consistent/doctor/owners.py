@@ -10,7 +10,7 @@ from pathlib import Path
 from .finding import Finding
 
 NAME = "torch-consistent"
-_AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
+_REINSTALL = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
 
 
 def check(consistent: Path, mirrored: Path) -> None:
@@ -29,40 +29,40 @@ def check(consistent: Path, mirrored: Path) -> None:
         raise ImportError(
             f"consistent is imported from {consistent}, but mirrored from {mirrored}; they belong "
             f"together. Take one of the two folders out of PYTHONPATH and of the working folder, "
-            f"or {_AGAIN}"
+            f"or {_REINSTALL}"
         )
-    for trouble in troubles(consistent):
+    for trouble in conflicts(consistent):
         warnings.warn(f"{trouble.said}. {trouble.cure}", RuntimeWarning, stacklevel=3)
 
 
-def troubles(consistent: Path) -> Iterator[Finding]:
+def conflicts(consistent: Path) -> Iterator[Finding]:
     """Yield a finding for each installed distribution that conflicts with ``consistent``.
 
     ``consistent`` is the folder of the package. In conflict are another distribution that has
     installed files into this folder, and an installation of this package in another folder.
     """
-    for other in distributions(name="consistent"):
-        if _folder(other) == consistent and _installs(other):
+    for distribution in distributions(name="consistent"):
+        if _package_folder(distribution) == consistent and _installs_files(distribution):
             yield Finding(
-                f"the distribution `consistent` {other.version} is installed into {consistent}, "
-                f"and so is {NAME}: one has overwritten files of the other",
-                _AGAIN,
+                f"the distribution `consistent` {distribution.version} is installed into "
+                f"{consistent}, and so is {NAME}: one has overwritten files of the other",
+                _REINSTALL,
             )
-    for ours in distributions(name=NAME):
-        folder = _folder(ours)
+    for own_distribution in distributions(name=NAME):
+        folder = _package_folder(own_distribution)
         if folder != consistent and folder.is_dir():
             yield Finding(
-                f"{NAME} {ours.version} is installed in {folder.parent}, but what is imported lies "
-                f"in {consistent.parent}",
+                f"{NAME} {own_distribution.version} is installed in {folder.parent}, but what is "
+                f"imported lies in {consistent.parent}",
                 "Uninstall one of them, or start Python elsewhere.",
             )
 
 
-def _folder(distribution: Distribution) -> Path:
+def _package_folder(distribution: Distribution) -> Path:
     return Path(str(distribution.locate_file("consistent"))).resolve()
 
 
-def _installs(distribution: Distribution) -> bool:
+def _installs_files(distribution: Distribution) -> bool:
     """Return whether a distribution has itself installed files of the package ``consistent``.
 
     An editable installation has not: it has only a path to them.

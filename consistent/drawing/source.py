@@ -32,16 +32,16 @@ class Function:
         More than ``most`` consecutive lines that are not in ``lines`` are left out, and None is
         yielded instead of them.
         """
-        met, given = sorted(set(self.lines)), linecache.getlines(self.file)
-        shown = {*met, self.first}
-        for before, after in zip([self.first, *met], met):
+        used, file_lines = sorted(set(self.lines)), linecache.getlines(self.file)
+        shown_lines = {*used, self.first}
+        for before, after in zip([self.first, *used], used):
             between = range(before + 1, after)
             if len(between) <= most:
-                shown.update(between)
-        texts = {n: given[n - 1].rstrip() if n <= len(given) else "" for n in shown}
+                shown_lines.update(between)
+        texts = {n: file_lines[n - 1].rstrip() if n <= len(file_lines) else "" for n in shown_lines}
         indent = min((len(t) - len(t.lstrip()) for t in texts.values() if t.strip()), default=0)
         previous = None
-        for number in sorted(shown):
+        for number in sorted(shown_lines):
             if previous is not None and number > previous + 1:
                 yield None
             yield number, texts[number][indent:]
@@ -55,41 +55,46 @@ def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
         places: (file, line, function name) of each source line. The name is used as it is if the
             file cannot be read or has changed since.
     """
-    found: dict[tuple[str, str, int], Function] = {}
+    result: dict[tuple[str, str, int], Function] = {}
     for file, line, name in places:
-        first, known = _around(file, line) or (0, name)
-        if known.rpartition(".")[2] != name and not name.startswith("<"):  # "<lambda>" is nested
-            first, known = 0, name
-        function = found.setdefault((file, known, first), Function(file, known, first or line))
+        first, qualified_name = _enclosing_function(file, line) or (0, name)
+        # "<lambda>" is nested.
+        if qualified_name.rpartition(".")[2] != name and not name.startswith("<"):
+            first, qualified_name = 0, name
+        function = result.setdefault(
+            (file, qualified_name, first), Function(file, qualified_name, first or line)
+        )
         function.first = first or min(function.first, line)
         function.lines.append(line)
-    return list(found.values())
+    return list(result.values())
 
 
-def _around(file: str, line: int) -> tuple[int, str] | None:
+def _enclosing_function(file: str, line: int) -> tuple[int, str] | None:
     """Return (first line, qualified name) of the innermost function around a line; None if none."""
-    inside = [(first, name) for first, last, name in _spans(file) if first <= line <= last]
+    enclosing = [
+        (first, name) for first, last, name in _function_spans(file) if first <= line <= last
+    ]
     # Of nested functions the innermost has the largest first line.
-    return max(inside, default=None)
+    return max(enclosing, default=None)
 
 
 @lru_cache(maxsize=64)
-def _spans(file: str) -> list[_Span]:
+def _function_spans(file: str) -> list[_Span]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return []
-    found: list[_Span] = []
+    spans: list[_Span] = []
 
     def visit(node: ast.AST, path: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{path}{child.name}"
                 if not isinstance(child, ast.ClassDef):
-                    found.append((child.lineno, child.end_lineno or child.lineno, name))
+                    spans.append((child.lineno, child.end_lineno or child.lineno, name))
                 visit(child, f"{name}.")
             else:
                 visit(child, path)
 
     visit(tree, "")
-    return found
+    return spans

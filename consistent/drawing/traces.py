@@ -18,13 +18,13 @@ def trace_text(events: Sequence[dict[str, Any]]) -> str:
 
 def rank_name(rank: int) -> dict[str, Any]:
     """Return the trace event that names the process of ``rank``."""
-    return _named("process_name", rank, 0, f"rank {rank}")
+    return _metadata_event("process_name", rank, 0, f"rank {rank}")
 
 
 def thread_name(rank: int, thread: int, name: str) -> dict[str, Any]:
     """Return the trace event that names a thread in the process of ``rank``."""
-    return _named("thread_name", rank, thread, name)
+    return _metadata_event("thread_name", rank, thread, name)
 
 
-def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+def _metadata_event(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}

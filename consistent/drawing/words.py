@@ -16,8 +16,8 @@ _SITE = re.compile(r"(.+?):(\d+)(?= in |$)")  # a folder's name may contain " in
 
 def site_of(where: str) -> str:
     """Return ``file:line`` of a source location ``file:line in function``."""
-    found = _SITE.match(where)
-    return found[0] if found else where
+    match = _SITE.match(where)
+    return match[0] if match else where
 
 
 def short_site(where: str) -> str:
@@ -25,14 +25,14 @@ def short_site(where: str) -> str:
 
     Text such as ``in function`` after it is removed.
     """
-    found = _SITE.match(where)
-    return f"{Path(found[1]).name}:{found[2]}" if found else where
+    match = _SITE.match(where)
+    return f"{Path(match[1]).name}:{match[2]}" if match else where
 
 
 def source_line(where: str) -> str:
     """Return the text of the source line at ``file:line``; "" if there is none."""
-    found = _SITE.match(where)
-    return linecache.getline(found[1], int(found[2])).strip() if found else ""
+    match = _SITE.match(where)
+    return linecache.getline(match[1], int(match[2])).strip() if match else ""
 
 
 def times(text: str, count: int) -> str:

@@ -1,16 +1,16 @@
 """The copies of the training state after the last finished step, which each rank keeps.
 
 ```
-            step 7            barrier      step 8              barrier      step 9
-rank 0   ... forward, ...  prepare | take    ... forward, ...  prepare | take
-rank 1   ... forward, ...  prepare | take    ... forward, ...  prepare | (gives up)
+            step 7            barrier        step 8              barrier        step 9
+rank 0   ... forward, ...  prepare | commit    ... forward, ...  prepare | commit
+rank 1   ... forward, ...  prepare | commit    ... forward, ...  prepare | (gives up)
 ```
 
 ``prepare`` lists the tensors to copy, and may raise. Then the ranks wait for each other in a
-barrier. ``take`` copies, and does not communicate. A rank that has called ``take`` knows that all
-ranks have called ``prepare``. So if a step is abandoned between the two calls, as by rank 1, there
-are two cases. Either no rank has called ``take``, and all go back to the copies of step 7. Or the
-ranks that have not called it do so now (``settle``), and all continue after step 8.
+barrier. ``commit`` copies, and does not communicate. A rank that has called ``commit`` knows that
+all ranks have called ``prepare``. So if a step is abandoned between the two calls, as by rank 1,
+there are two cases. Either no rank has called ``commit``, and all go back to the copies of step 7.
+Or the ranks that have not called it do so now (``settle``), and all continue after step 8.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ..checkpoint.contents.collect import Contents, collect
 from ..checkpoint.contents.random_state import RandomState
-from ..checkpoint.saving.copies import Copies as Memory
+from ..checkpoint.saving.copies import CopyBuffer as Memory
 from ..dispatch.plans.shards import HookOff, is_global, plain
-from ..dispatch.running.moved_views import fresh
+from ..dispatch.running.moved_views import refresh
 from ..spec import TensorSpec
 from ..tensor.storage.in_checkpoints import Box, box_of
 
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 
 class LastPiece(NamedTuple):
-    """Cached result of ``PeerCopies._piece`` for the tensor ``x``, from the last ``prepare``.
+    """Cached result of ``PeerCopies._own_piece`` for the tensor ``x``, from the last ``prepare``.
 
     ``piece`` is reused as long as the tensor's memory and layout (``place``) are the same.
     """
@@ -68,13 +68,13 @@ class CopiesPlan(NamedTuple):
 
     Attributes:
         notes: a hash of each rank's pieces, to see whether the pieces of any rank have changed.
-        once: dtype -> the pieces that this rank sends to the next rank.
-        coming: dtype -> the pieces that this rank receives from the rank before.
+        to_send: dtype -> the pieces that this rank sends to the next rank.
+        to_receive: dtype -> the pieces that this rank receives from the rank before.
     """
 
     notes: list[bytes]
-    once: dict[torch.dtype, list[Piece]]  # only this rank holds them
-    coming: dict[torch.dtype, list[Piece]]  # only the rank before holds them
+    to_send: dict[torch.dtype, list[Piece]]  # only this rank holds them
+    to_receive: dict[torch.dtype, list[Piece]]  # only the rank before holds them
 
 
 @dataclass
@@ -85,17 +85,17 @@ class Copy:
         version: the step, and the number of the world (set of ranks) in which it was kept.
         contents: the values that are no tensors, and how objects and tensors are named.
         pieces: name -> this rank's part of a tensor, with its values.
-        of_peers: parts that only the rank before this one has, with their values.
+        peer_pieces: parts that only the rank before this one has, with their values.
     """
 
     version: Version
     contents: Contents
     pieces: dict[str, tuple[Piece, torch.Tensor]]
-    of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
+    peer_pieces: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
 
     def nbytes(self) -> tuple[int, int]:
         """Return the bytes of this rank's own parts, and of the parts of another rank."""
-        own, of_peers = self.pieces.values(), self.of_peers
+        own, of_peers = self.pieces.values(), self.peer_pieces
         return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
 
@@ -103,20 +103,21 @@ class PeerCopies:
     """The copies of the training state that this rank keeps, to continue if another rank is lost.
 
     At the end of a step each rank calls ``prepare``, then all ranks wait for each other, and then
-    each calls ``take``. If a rank is lost in between, ``settle`` decides which copy counts.
+    each calls ``commit``. If a rank is lost in between, ``settle`` decides which copy counts.
 
     Attributes:
-        kept: the copy of the last step that all ranks have finished; None before the first.
-        prepared: the copy that ``take`` will make ``kept``; None outside the end of a step.
+        last_copy: the copy of the last step that all ranks have finished; None before the first.
+        prepared: the copy that ``commit`` will make ``last_copy``; None outside the end of a step.
     """
 
     def __init__(self, peers: bool) -> None:
-        self.kept: Copy | None = None
+        self.last_copy: Copy | None = None
         self.prepared: Copy | None = None
-        self._peers = peers
+        self._copies_peers = peers
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
-        self._found: dict[str, LastPiece] = {}  # name -> tensor at the last call of ``prepare``
+        # Name -> tensor at the last call of ``prepare``.
+        self._last_pieces: dict[str, LastPiece] = {}
         self._plan: CopiesPlan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
@@ -133,51 +134,51 @@ class PeerCopies:
             TypeError, ValueError: an object cannot be kept.
         """
         contents = collect({**objects, "random": RandomState()})
-        before, self._found, pieces = self._found, {}, {}
+        previous, self._last_pieces, pieces = self._last_pieces, {}, {}
         with HookOff():  # else each attribute of a global tensor would be a dispatched call
-            places = {name: _place(x) for name, x in contents.tensors.items()}
+            places = {name: _address_and_layout(x) for name, x in contents.tensors.items()}
         for name, x in contents.tensors.items():
-            found, place = before.get(name), places[name]
-            same = found is not None and found.x is x and found.place == place
-            if found is None or not same or "_moved_view" in x.__dict__:
-                found = LastPiece(x, place, self._piece(name, x))
-            self._found[name] = found
-            if found.piece is not None:
-                pieces[name] = found.piece
+            last, place = previous.get(name), places[name]
+            is_unchanged = last is not None and last.x is x and last.place == place
+            if last is None or not is_unchanged or "_moved_view" in x.__dict__:
+                last = LastPiece(x, place, self._own_piece(name, x))
+            self._last_pieces[name] = last
+            if last.piece is not None:
+                pieces[name] = last.piece
         self.prepared = Copy(version, contents, pieces)
-        if self._peers and current().size > 1:
-            self.prepared.of_peers = self._of_rank_before(list(pieces.values()))
+        if self._copies_peers and current().size > 1:
+            self.prepared.peer_pieces = self._receive_peer_pieces(list(pieces.values()))
 
-    def take(self) -> None:
+    def commit(self) -> None:
         """Copy the prepared state to separate memory and keep the copy, without communication."""
-        found, self.prepared = self.prepared, None
-        assert found is not None
+        prepared, self.prepared = self.prepared, None
+        assert prepared is not None
         # The memory of the last copy is overwritten: if copying raises, no copy is whole.
-        self.kept = None
-        held = self._memory.of([x for _, x in found.pieces.values()])
-        found.pieces = {
+        self.last_copy = None
+        copies = self._memory.copy([x for _, x in prepared.pieces.values()])
+        prepared.pieces = {
             name: (piece, copy)
-            for (name, (piece, _)), copy in zip(found.pieces.items(), held, strict=True)
+            for (name, (piece, _)), copy in zip(prepared.pieces.items(), copies, strict=True)
         }
         # Only the copies are needed from here on; do not keep the tensors alive.
-        found.contents.tensors.clear()
-        self.kept = found
+        prepared.contents.tensors.clear()
+        self.last_copy = prepared
 
     def settle(self, kept_by_others: list[Version | None]) -> None:
-        """Decide which copy is valid after a step was abandoned between ``prepare`` and ``take``.
+        """Decide which copy is valid after a step was abandoned between ``prepare`` and ``commit``.
 
         The prepared copy is taken if another rank has taken it, and dropped otherwise.
 
         Args:
             kept_by_others: the version of the copy that each rank keeps.
         """
-        self._boxes, self._found, self._plan = {}, {}, None
+        self._boxes, self._last_pieces, self._plan = {}, {}, None
         if self.prepared is not None and self.prepared.version in kept_by_others:
-            self.take()
+            self.commit()
         self.prepared = None
 
-    def _of_rank_before(
-        self, own: list[tuple[Piece, torch.Tensor]]
+    def _receive_peer_pieces(
+        self, own_pieces: list[tuple[Piece, torch.Tensor]]
     ) -> list[tuple[Piece, torch.Tensor]]:
         """Return copies of the pieces that only the rank before this one has; a collective.
 
@@ -185,36 +186,41 @@ class PeerCopies:
         rank before the first.
 
         Args:
-            own: the pieces of this rank, with their values.
+            own_pieces: the pieces of this rank, with their values.
         """
         size = current().size
-        everyone = tuple(range(size))
-        mine = [piece for piece, _ in own if piece.box is not None]
+        all_ranks = tuple(range(size))
+        sharded = [piece for piece, _ in own_pieces if piece.box is not None]
         # Python's hash differs by process; a rank's hash is compared with its own earlier one only.
-        note = hash(tuple(mine)).to_bytes(8, "little", signed=True)
-        notes = current().gather_notes(note, everyone)
+        note = hash(tuple(sharded)).to_bytes(8, "little", signed=True)
+        notes = current().gather_notes(note, all_ranks)
         # All ranks take the same branch, as each has seen the same notes since the world began.
         if self._plan is None or self._plan.notes != notes:
-            self._plan = _plan(notes, mine)
+            self._plan = _plan_exchange(notes, sharded)
         # One tensor for each dtype, because each tensor that is sent has an overhead.
-        plan, after, before = self._plan, (current().rank + 1) % size, (current().rank - 1) % size
-        held = dict(own)
+        plan, next_rank, previous_rank = (
+            self._plan,
+            (current().rank + 1) % size,
+            (current().rank - 1) % size,
+        )
+        values = dict(own_pieces)
         sends = [
             # To the CPU one by one: joined on a GPU, they would need as much of its memory again.
-            (after, torch.cat([held[piece].reshape(-1).cpu() for piece in pieces]))
-            for pieces in plan.once.values()
+            (next_rank, torch.cat([values[piece].reshape(-1).cpu() for piece in pieces]))
+            for pieces in plan.to_send.values()
         ]
         receives = [
-            (before, (sum(map(_numel, pieces)),), dtype) for dtype, pieces in plan.coming.items()
+            (previous_rank, (sum(map(_numel, pieces)),), dtype)
+            for dtype, pieces in plan.to_receive.items()
         ]
-        got = current().exchange(sends, receives, everyone)
+        received = current().exchange(sends, receives, all_ranks)
         return [
-            (piece, part.view(_size(piece)))
-            for x, pieces in zip(got, plan.coming.values(), strict=True)
+            (piece, part.view(_piece_shape(piece)))
+            for x, pieces in zip(received, plan.to_receive.values(), strict=True)
             for piece, part in zip(pieces, x.split([*map(_numel, pieces)]), strict=True)
         ]
 
-    def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
+    def _own_piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
         """Return this rank's part of the tensor ``x``, and its values; None if it has no part.
 
         Raises:
@@ -233,44 +239,44 @@ class PeerCopies:
         box = self._boxes[spec]
         if box is None:
             return None
-        shard = plain(fresh(x)).detach()
+        shard = plain(refresh(x)).detach()
         shard = shard if spec.numel else shard.new_empty(spec.shape)
         return Piece(name, tuple(spec.shape), spec.dtype, box), shard
 
 
-def _place(x: Any) -> tuple[Any, ...]:
+def _address_and_layout(x: Any) -> tuple[Any, ...]:
     """Return address and memory layout of this rank's part of ``x``, to see if they changed."""
     if is_global(x):
         return x.data_ptr(), x._spec
     return x.data_ptr(), x.shape, x.stride()
 
 
-def _plan(notes: list[bytes], own: list[Piece]) -> CopiesPlan:
+def _plan_exchange(notes: list[bytes], own_pieces: list[Piece]) -> CopiesPlan:
     """Return the plan by which ranks send the pieces that one rank alone holds. A collective.
 
     Args:
         notes: a hash of each rank's pieces, which is stored with the plan.
-        own: the pieces of this rank.
+        own_pieces: the pieces of this rank.
     """
-    told = gathered(own)
-    count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)
-    once = [[p for p in pieces if count[p.name, p.box] == 1] for pieces in told]
+    all_pieces = gather_from_ranks(own_pieces)
+    count = Counter((piece.name, piece.box) for pieces in all_pieces for piece in pieces)
+    unique = [[p for p in pieces if count[p.name, p.box] == 1] for pieces in all_pieces]
     rank = current().rank
-    return CopiesPlan(notes, _by_dtype(once[rank]), _by_dtype(once[rank - 1]))
+    return CopiesPlan(notes, _group_by_dtype(unique[rank]), _group_by_dtype(unique[rank - 1]))
 
 
-def _by_dtype(pieces: list[Piece]) -> dict[torch.dtype, list[Piece]]:
-    found: dict[torch.dtype, list[Piece]] = {}
+def _group_by_dtype(pieces: list[Piece]) -> dict[torch.dtype, list[Piece]]:
+    groups: dict[torch.dtype, list[Piece]] = {}
     for piece in pieces:
-        found.setdefault(piece.dtype, []).append(piece)
-    return found
+        groups.setdefault(piece.dtype, []).append(piece)
+    return groups
 
 
-def _size(piece: Piece) -> tuple[int, ...]:
+def _piece_shape(piece: Piece) -> tuple[int, ...]:
     """Return the shape of a part of a global tensor, from its ``Piece``."""
     assert piece.box is not None
     return tuple(piece.box[1])
 
 
 def _numel(piece: Piece) -> int:
-    return math.prod(_size(piece))
+    return math.prod(_piece_shape(piece))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrored.every_rank import agree, gathered
+from mirrored.every_rank import agree, gather_from_ranks
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist import rejoin
 
@@ -19,8 +19,8 @@ from ..spec import Placement
 from .copies import Copy, PeerCopies, Version
 from .fetch import CopiesReader, load, note_of
 from .member import ElasticWorld, Stopped
-from .recovery import Recovery, said
-from .slow import Slow
+from .recovery import Recovery, longest_times_text
+from .slow import SlowRankDetector
 
 
 class WorldChanges(BaseException):
@@ -48,7 +48,7 @@ class Job:
         every: int,
         peers: bool,
         *,
-        slow: Slow | None = None,
+        slow: SlowRankDetector | None = None,
         leave_out: bool = False,
         goes_on: bool = True,
     ) -> None:
@@ -58,13 +58,13 @@ class Job:
         self.recovery = Recovery()  # times of this rank's last recovery
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
-        self._slow, self._leave_out = slow, leave_out
+        self._slow, self._leaves_out_slow = slow, leave_out
         self._copies = PeerCopies(peers)
         self._objects: dict[str, Any] = {}
-        self._begins = True  # no rank keeps anything yet
-        self._says_sizes = False
+        self._is_start = True  # no rank keeps anything yet
+        self._reports_sizes = False
         self._world: ElasticWorld | None = None
-        self._changes = lambda: False  # whether the ranks are to leave the training function
+        self._should_leave = lambda: False  # whether the ranks are to leave the training function
 
     # ---- for the training function --------------------------------------------------------------
 
@@ -85,21 +85,21 @@ class Job:
             copies: the least number of ranks on the axis with -1. The other axes are made smaller
                 where they would leave fewer, as for 3 and 2 ranks above.
         """
-        given = dict(axes) if isinstance(axes, Mapping) else _first_has_all(axes)
-        free = [name for name, count in given.items() if count == -1]
-        if len(free) != 1:
+        requested = dict(axes) if isinstance(axes, Mapping) else _default_sizes(axes)
+        free_axes = [name for name, count in requested.items() if count == -1]
+        if len(free_axes) != 1:
             raise ValueError(
-                f"elastic: axes={given} has {len(free)} axes of -1 ranks. Give it to one: its "
-                "number of ranks is what is left when a rank is lost."
+                f"elastic: axes={requested} has {len(free_axes)} axes of -1 ranks. Give it to one: "
+                "its number of ranks is what is left when a rank is lost."
             )
-        sizes, left = {}, self.size
-        for name, count in given.items():
-            if name not in free:
-                sizes[name] = _fitting(left, count, copies)
-                left //= sizes[name]
-        sizes[free[0]] = left
-        shape = [sizes[name] for name in given]
-        return Placement(type, np.arange(self.size).reshape(shape), axes=tuple(given))
+        sizes, remaining = {}, self.size
+        for name, count in requested.items():
+            if name not in free_axes:
+                sizes[name] = _axis_size(remaining, count, copies)
+                remaining //= sizes[name]
+        sizes[free_axes[0]] = remaining
+        shape = [sizes[name] for name in requested]
+        return Placement(type, np.arange(self.size).reshape(shape), axes=tuple(requested))
 
     def keep(self, *, folder: str | os.PathLike | None = None, **objects: Any) -> dict[str, Any]:
         """Register the training's objects, and restore the last step that all ranks finished.
@@ -124,18 +124,18 @@ class Job:
             RuntimeError: the ranks that kept some tensor are lost, and there is no checkpoint.
         """
         self.recovery.end("to build the objects")
-        agree(sorted(objects), _other_names)
+        agree(sorted(objects), _differing_names_error)
         self._objects = objects
         values = self._restore(folder)
         self._copies.prepare((self.step, self._epoch), {**objects, **values})
-        if self.size > 1 and folder is None and self._begins:
-            self._check_twice(self._copies.prepared)
+        if self.size > 1 and folder is None and self._is_start:
+            self._check_held_twice(self._copies.prepared)
         if self._goes_on:
             rejoin.finish_on_gpu()
-            gathered(None)  # the barrier between prepare and take (copies.py)
-            self._copies.take()
+            gather_from_ranks(None)  # the barrier between prepare and commit (copies.py)
+            self._copies.commit()
         self._copies.prepared = None
-        self._says_sizes = self._begins
+        self._reports_sizes = self._is_start
         if self._slow is not None:
             self._slow.start()
         return values
@@ -153,43 +153,43 @@ class Job:
         self.step += 1
         if self.step % self._every or not (self._goes_on or self._slow):
             return
-        note = (b"1" if self._changes() else b"0") + (self._slow.note() if self._slow else b"")
+        note = (b"1" if self._should_leave() else b"0") + (self._slow.note() if self._slow else b"")
         if self._goes_on:
             self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
             rejoin.finish_on_gpu()
-        # This is also the barrier between prepare and take (copies.py).
+        # This is also the barrier between prepare and commit (copies.py).
         notes = current().gather_notes(note, tuple(range(self.size)))
         if self._goes_on:
-            self._copies.take()
-            self._say_sizes(self._copies.kept)
+            self._copies.commit()
+            self._report_sizes(self._copies.last_copy)
         changes = any(each[:1] == b"1" for each in notes)
         if self._slow is not None:
-            changes = self._look_for_slow([each[1:] for each in notes]) or changes
+            changes = self._report_slow_ranks([each[1:] for each in notes]) or changes
             self._slow.start()
         if changes:
             checkpoint.wait()  # a new rank could not take part in the end of a running save
             raise WorldChanges
 
-    def _look_for_slow(self, notes: list[bytes]) -> bool:
+    def _report_slow_ranks(self, notes: list[bytes]) -> bool:
         """Print slow ranks, and return whether the other ranks are to continue without them.
 
         Args:
-            notes: the seconds that each rank has worked in this step, as ``Slow.note`` packs them.
-                All ranks have the same notes, so the result is the same on all.
+            notes: the seconds that each rank has worked in this step, as ``SlowRankDetector.note``
+                packs them. All ranks have the same notes, so the result is the same on all.
 
         Raises:
             Stopped: this rank is slow, and the others continue without it.
         """
         assert self._slow is not None
-        found = self._slow.found(notes)
-        out = bool(found) and self._leave_out and self._goes_on
-        for text in found.values() if current().rank == 0 else ():
-            how = ", and is left out" if out else ""
-            print(f"elastic: {text}{how}.", file=sys.stderr, flush=True)
-        if out and current().rank in found:
+        slow_ranks = self._slow.find_slow_ranks(notes)
+        leave_out = bool(slow_ranks) and self._leaves_out_slow and self._goes_on
+        for text in slow_ranks.values() if current().rank == 0 else ():
+            suffix = ", and is left out" if leave_out else ""
+            print(f"elastic: {text}{suffix}.", file=sys.stderr, flush=True)
+        if leave_out and current().rank in slow_ranks:
             checkpoint.wait()
-            raise Stopped(f"elastic: {found[current().rank]}, so the others go on without it.")
-        return out
+            raise Stopped(f"elastic: {slow_ranks[current().rank]}, so the others go on without it.")
+        return leave_out
 
     # ---- for run --------------------------------------------------------------------------------
 
@@ -200,11 +200,13 @@ class Job:
             world: the set of ranks; None if ``consistent run`` did not start them.
             changes: () -> whether the ranks are to leave the training function.
         """
-        self._world, self._changes = world, changes
+        self._world, self._should_leave = world, changes
         self.size = current().size
         self._objects = {}
-        kept = self._copies.kept
-        versions: list[Version | None] = gathered(None if kept is None else kept.version)
+        last_copy = self._copies.last_copy
+        versions: list[Version | None] = gather_from_ranks(
+            None if last_copy is None else last_copy.version
+        )
         self._copies.settle(versions)
         if self._slow is not None:
             self._slow.begin()
@@ -219,39 +221,41 @@ class Job:
         Returns:
             the values that were kept with the state.
         """
-        notes = gathered(note_of(self._copies.kept))
+        notes = gather_from_ranks(note_of(self._copies.last_copy))
         kept_steps = {note.version for note in notes if note is not None}
         assert len(kept_steps) < 2, f"ranks keep different steps: {kept_steps}"  # see ``settle``
         step = next((step for step, _ in kept_steps), None)
-        self._begins = step is None
+        self._is_start = step is None
         if step is not None:
-            kept = CopiesReader(notes, self._copies.kept)
-            if not kept.missing:
-                values = load(kept, self._objects)
+            reader = CopiesReader(notes, self._copies.last_copy)
+            if not reader.missing:
+                values = load(reader, self._objects)
                 self.step = step
-                self.received = kept.received
+                self.received = reader.received
                 self.recovery.end("to fill them")
-                times = said(gathered(self.recovery.seconds))
-                self._say(f"goes on after step {step}", kept.received, f"; {times}")
+                times = longest_times_text(gather_from_ranks(self.recovery.seconds))
+                self._print_status(f"goes on after step {step}", reader.received, f"; {times}")
                 return values
         else:
-            kept = None
-        found = None if folder is None else checkpoint.latest(folder)
-        if found is None:
-            if kept is None:
+            reader = None
+        path = None if folder is None else checkpoint.latest(folder)
+        if path is None:
+            if reader is None:
                 if self._epoch > 1:
-                    self._say("no rank that kept a step is left; begins with step 1")
+                    self._print_status("no rank that kept a step is left; begins with step 1")
                 self.step = 0
                 return {}
-            raise _all_lost(kept.missing, folder)
-        values = checkpoint.load(found, **self._objects)
+            raise _all_lost_error(reader.missing, folder)
+        values = checkpoint.load(path, **self._objects)
         self.step = int(values.pop("step", 0))
-        if kept is not None:
+        if reader is not None:
             again = f"steps {self.step + 1} to {step} run again" if step != self.step else "goes on"
-            self._say(f"ranks that kept {_list(kept.missing)} are lost; {again}, from {found}")
+            self._print_status(
+                f"ranks that kept {_shortened_list(reader.missing)} are lost; {again}, from {path}"
+            )
         return values
 
-    def _check_twice(self, prepared: Copy | None) -> None:
+    def _check_held_twice(self, prepared: Copy | None) -> None:
         """Raise if some part of a tensor is on one rank only, and would be lost with it.
 
         A collective, at the start of a job that has no checkpoints.
@@ -264,74 +268,80 @@ class Job:
         """
         note = note_of(prepared)
         assert note is not None
-        notes = gathered([*note.pieces, *note.of_peers])
+        notes = gather_from_ranks([*note.pieces, *note.peer_pieces])
         count = Counter((piece.name, piece.box) for pieces in notes for piece in pieces)
-        once = sorted({name for (name, _), n in count.items() if n < 2})
-        if once:
+        held_once = sorted({name for (name, _), n in count.items() if n < 2})
+        if held_once:
             raise ValueError(
-                f"elastic: {_list(once)} would be lost with one rank, since no other one holds the "
-                "same part, and there is no checkpoint to go back to.\n"
+                f"elastic: {_shortened_list(held_once)} would be lost with one rank, since no "
+                "other one holds the same part, and there is no checkpoint to go back to.\n"
                 '  Lay them twice, by another axis with plan "data": job.placement({"dp": -1, '
                 '"fsdp": 2}) with plan={"dp": "data", "fsdp": "zero3"};\n'
                 "  or let ranks keep each other's parts: elastic.run(train, peers=True);\n"
                 "  or save checkpoints, and give their folder: job.keep(folder=...)."
             )
 
-    def _say_sizes(self, kept: Copy | None) -> None:
+    def _report_sizes(self, last_copy: Copy | None) -> None:
         """Print what copies cost in memory and messages, after the job's first step.
 
         A collective.
         """
-        if not self._says_sizes:
+        if not self._reports_sizes:
             return
-        self._says_sizes = False
-        assert kept is not None
-        own, of_peers = map(max, zip(*gathered(kept.nbytes()), strict=True))
-        sent = f", and {of_peers:,} of the rank before, which are sent to it" if of_peers else ""
+        self._reports_sizes = False
+        assert last_copy is not None
+        own_bytes, peer_bytes = map(max, zip(*gather_from_ranks(last_copy.nbytes()), strict=True))
+        sent = (
+            f", and {peer_bytes:,} of the rank before, which are sent to it" if peer_bytes else ""
+        )
         often = "each step" if self._every == 1 else f"every {self._every} steps"
         if current().rank == 0:
-            words = f"elastic: {often} a rank copies up to {own:,} bytes of its own state{sent}."
-            print(words, file=sys.stderr, flush=True)
+            line = (
+                f"elastic: {often} a rank copies up to {own_bytes:,} bytes of its own state{sent}."
+            )
+            print(line, file=sys.stderr, flush=True)
 
-    def _say(self, text: str, received: int = 0, more: str = "") -> None:
+    def _print_status(self, text: str, received: int = 0, more: str = "") -> None:
         """Print a line about this job on rank 0, with the sum over ranks of ``received`` bytes."""
-        received = sum(gathered(received))
+        received = sum(gather_from_ranks(received))
         if current().rank == 0:
             sent = f"; {received:,} bytes came from other ranks" if received else ""
-            words = f"elastic: {text}, on {self.size} ranks{sent}{more}."
-            print(words, file=sys.stderr, flush=True)
+            line = f"elastic: {text}, on {self.size} ranks{sent}{more}."
+            print(line, file=sys.stderr, flush=True)
 
 
-def _first_has_all(names: Sequence[str]) -> dict[str, int]:
+def _default_sizes(names: Sequence[str]) -> dict[str, int]:
     """Return the axes for names alone: ``("dp", "tp") -> {"dp": -1, "tp": 1}``."""
     return {name: 1 if k else -1 for k, name in enumerate(names)}
 
 
-def _fitting(ranks: int, wanted: int, copies: int) -> int:
+def _axis_size(ranks: int, requested: int, copies: int) -> int:
     """Return a size for an axis that leaves at least ``copies`` ranks for the axis given as -1.
 
-    The size is the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at
-    least ``copies``, or else 1: ``_fitting(4, 2, 2) -> 2``, ``_fitting(3, 2, 2) -> 1``.
+    The size is the largest number up to ``requested`` that divides ``ranks`` with a quotient of at
+    least ``copies``, or else 1: ``_axis_size(4, 2, 2) -> 2``, ``_axis_size(3, 2, 2) -> 1``.
     """
-    fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
+    fits = [
+        n for n in range(1, min(requested, ranks) + 1) if ranks % n == 0 and ranks // n >= copies
+    ]
     return max(fits, default=1)
 
 
-def _all_lost(missing: Any, folder: str | os.PathLike | None) -> RuntimeError:
+def _all_lost_error(missing: Any, folder: str | os.PathLike | None) -> RuntimeError:
     """Return the error for tensors that no present rank keeps, without a checkpoint to load."""
     why = "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
     return RuntimeError(
-        f"elastic: the ranks that kept {_list(missing)} are lost together, and {why}. "
+        f"elastic: the ranks that kept {_shortened_list(missing)} are lost together, and {why}. "
         "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
     )
 
 
-def _list(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
-def _other_names(notes: list[list[str]]) -> Exception:
+def _differing_names_error(notes: list[list[str]]) -> Exception:
     return ValueError(
         "elastic: ranks keep other objects: "
         + "; ".join(f"rank {r}: {', '.join(names)}" for r, names in enumerate(notes))

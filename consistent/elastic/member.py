@@ -33,15 +33,15 @@ class ElasticWorld:
         epoch: number of this world, counted from 1.
         rank: number of this process in the world.
         size: number of ranks.
-        gone: for each rank that was lost from the world before, a text about it.
-        came: ranks that were not in the world before.
+        losses: for each rank that was lost from the world before, a text about it.
+        new_ranks: ranks that were not in the world before.
     """
 
     epoch: int
     rank: int
     size: int
-    gone: list[str]
-    came: list[int]
+    losses: list[str]
+    new_ranks: list[int]
 
 
 class Stopped(RuntimeError):
@@ -57,7 +57,7 @@ class Member:
     ``run`` waits for each world by ``next_world``. A thread receives the launcher's messages.
 
     Attributes:
-        change: whether the ranks are to leave their world after this step.
+        should_leave: whether the ranks are to leave their world after this step.
         lost_at: when this process learned that its world is over, as ``time.monotonic`` gives it;
             None if it is not.
     """
@@ -66,19 +66,21 @@ class Member:
         self._host, self._port, self._name = host, port, name
         self._worlds: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._epoch = 0
-        self._words: str | None = None  # why the world of that epoch is over
-        self.change = False
+        self._end_reason: str | None = None  # why the world of that epoch is over
+        self.should_leave = False
         self.lost_at: float | None = None
         # Created last, because its thread may call the methods below at once.
-        self._mail = mail.Mailbox(host, port, mail.worker(name), self._take, self._out_of_reach)
+        self._mailbox = mail.Mailbox(
+            host, port, mail.worker_queue(name), self._handle_message, self._on_store_lost
+        )
 
     @staticmethod
     def of_this_process() -> Member | None:
         """Return a connection of this process; None if ``consistent run`` did not start it."""
-        told = os.environ.get(VARIABLE)
-        if told is None:
+        address_text = os.environ.get(VARIABLE)
+        if address_text is None:
             return None
-        address = json.loads(told)
+        address = json.loads(address_text)
         return Member(address["host"], address["port"], address["name"])
 
     def next_world(self, timeout_s: float, recovery: Recovery) -> ElasticWorld | None:
@@ -95,65 +97,67 @@ class Member:
             Stopped: this process may not continue.
         """
         with contextlib.suppress(RuntimeError):  # store gone: the mail thread puts "stop" for it
-            self._mail.send(mail.LEADER, {"is": "here", "name": self._name, "facts": facts()})
-        said = self._worlds.get()
+            self._mailbox.send(mail.LEADER, {"is": "here", "name": self._name, "facts": facts()})
+        message = self._worlds.get()
         recovery.end("until all ranks were ready")
-        if said["is"] == "stop":
-            raise Stopped(said["words"])
-        if said["is"] == "over":
+        if message["is"] == "stop":
+            raise Stopped(message["words"])
+        if message["is"] == "over":
             return None
-        world = ElasticWorld(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
+        world = ElasticWorld(
+            message["epoch"], message["rank"], message["size"], message["gone"], message["came"]
+        )
         store = c10d.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
         rejoin.enter(store, world.rank, world.size, timeout_s, is_first=world.epoch == 1)
-        if self._words is not None:  # the world was lost while this rank entered it
-            rejoin.stop(self._words)
+        if self._end_reason is not None:  # the world was lost while this rank entered it
+            rejoin.stop(self._end_reason)
         recovery.end("to enter the new group")
         return world
 
-    def lost(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Return why the present world is over, as text for an error; None if it goes on."""
-        return self._words or rejoin.broken()
+        return self._end_reason or rejoin.why_broken()
 
     def done(self) -> None:
         """Tell the launcher that the program is over on this rank.
 
         Called after all ranks have reached its end.
         """
-        self._mail.send(mail.LEADER, {"is": "done", "name": self._name})
+        self._mailbox.send(mail.LEADER, {"is": "done", "name": self._name})
 
     def close(self) -> None:
         """Stop the thread that receives the launcher's messages."""
-        self._mail.close()
+        self._mailbox.close()
 
     # ---- in the thread that reads the mail ------------------------------------------------------
 
-    def _take(self, said: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         """Handle one message of the launcher: a new world, or the end of the present one."""
-        if said["is"] == "change":
-            self.change = self.change or said["epoch"] == self._epoch
-        elif said["is"] == "lost":
-            if said["epoch"] == self._epoch:
-                self._give_up(said["words"])
+        if message["is"] == "change":
+            self.should_leave = self.should_leave or message["epoch"] == self._epoch
+        elif message["is"] == "lost":
+            if message["epoch"] == self._epoch:
+                self._give_up(message["words"])
         else:
             # Set in this thread, because the next message may already be about this world.
-            if said["is"] == "world":
-                self._epoch, self._words, self.change = said["epoch"], None, False
+            if message["is"] == "world":
+                self._epoch, self._end_reason, self.should_leave = message["epoch"], None, False
                 self.lost_at = None
-            self._worlds.put(said)
+            self._worlds.put(message)
 
-    def _out_of_reach(self) -> None:
+    def _on_store_lost(self) -> None:
         """Give up the world because the launcher's store cannot be reached."""
-        words = (
+        reason = (
             f"elastic: the store at {self._host}:{self._port} cannot be reached, so its launcher "
             "has ended or the network is cut. Only the store's side goes on, so this rank ends."
         )
-        self._worlds.put({"is": "stop", "words": words})
-        self._give_up(words)
+        self._worlds.put({"is": "stop", "words": reason})
+        self._give_up(reason)
 
-    def _give_up(self, words: str) -> None:
-        """Make every call of this rank that communicates raise ``words``, as its world is over."""
-        self._words, self.lost_at = words, self.lost_at or time.monotonic()
-        rejoin.stop(words)
+    def _give_up(self, reason: str) -> None:
+        """Make every call of this rank that communicates raise ``reason``, as its world is over."""
+        self._end_reason, self.lost_at = reason, self.lost_at or time.monotonic()
+        rejoin.stop(reason)
 
 
 @functools.cache
@@ -171,14 +175,14 @@ def facts() -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "Python": platform.python_version(),
-        "consistent": f"{_sources():08x}",
+        "consistent": f"{_source_checksum():08x}",
         "the program": program,
     }
 
 
-def _sources() -> int:
+def _source_checksum() -> int:
     """Return a checksum of the library's Python files, to see whether ranks run the same code."""
-    found = 0
+    checksum = 0
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found = crc32(path.read_bytes(), found)
-    return found
+        checksum = crc32(path.read_bytes(), checksum)
+    return checksum

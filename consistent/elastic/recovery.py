@@ -30,28 +30,29 @@ class Recovery:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._since: float | None = None  # None in a new process, until its first part has ended
+        # None in a new process, until its first part has ended.
+        self._part_start: float | None = None
 
     def begin(self, at: float | None) -> None:
         """Start the stopwatch, at the time ``at`` of ``time.monotonic``; None for this moment."""
         self.seconds = {}
-        self._since = time.monotonic() if at is None else at
+        self._part_start = time.monotonic() if at is None else at
 
     def end(self, part: str) -> None:
         """Store the seconds of ``part``, one of ``PARTS``, which has ended; the next one begins."""
         now = time.monotonic()
-        if self._since is not None:
-            self.seconds[part] = now - self._since
-        self._since = now
+        if self._part_start is not None:
+            self.seconds[part] = now - self._part_start
+        self._part_start = now
 
 
-def said(of_ranks: list[dict[str, float]]) -> str:
+def longest_times_text(recoveries: list[dict[str, float]]) -> str:
     """Return the longest time of each part of a recovery as text.
 
     For example ``0.10 s to leave the step, 0.42 s until all ranks were ready, ...``.
 
     Args:
-        of_ranks: the ``seconds`` of each rank.
+        recoveries: the ``seconds`` of each rank.
     """
-    longest = {part: max((s.get(part, 0.0) for s in of_ranks), default=0.0) for part in PARTS}
+    longest = {part: max((s.get(part, 0.0) for s in recoveries), default=0.0) for part in PARTS}
     return ", ".join(f"{seconds:.2f} s {part}" for part, seconds in longest.items())

@@ -23,17 +23,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.torch_dist import rejoin
 
-from ..checkpoint.save import give_up_running
+from ..checkpoint.save import abandon_running_save
 from .job import Job, WorldChanges
 from .member import ElasticWorld, Member, Stopped
-from .slow import Slow
+from .slow import SlowRankDetector
 
 T = TypeVar("T")
 
-_NOTICE_S = 0.5  # an error may precede the launcher's message that a rank is gone
+_LOSS_NOTICE_S = 0.5  # an error may precede the launcher's message that a rank is gone
 
 
 def run(
@@ -101,16 +101,16 @@ def run(
             f"elastic.run: slow={slow}, slow_steps={slow_steps}. Give more than 1, and 1 or more."
         )
     member = Member.of_this_process()
-    watched = None if slow is None else Slow(slow, slow_steps)
+    slow_detector = None if slow is None else SlowRankDetector(slow, slow_steps)
     goes_on = member is not None
-    job = Job(every, peers, slow=watched, leave_out=leave_out, goes_on=goes_on)
+    job = Job(every, peers, slow=slow_detector, leave_out=leave_out, goes_on=goes_on)
     if member is None:
         job.begin(None, lambda: False)
         return train(job)
-    return _Runs(train, job, member, timeout).run()
+    return _ElasticRun(train, job, member, timeout).run()
 
 
-class _Runs:
+class _ElasticRun:
     """One call of ``run``: enters worlds (sets of ranks) one after another, and trains in each.
 
     Args:
@@ -131,17 +131,17 @@ class _Runs:
         importlib.import_module("torch._dynamo")
         gc.freeze()  # imported objects are left out of the collection at each change of ranks
         try:
-            return self._through_worlds()
+            return self._train_in_worlds()
         finally:
             self._member.close()
 
-    def _through_worlds(self) -> Any:
+    def _train_in_worlds(self) -> Any:
         while True:
             world = self._member.next_world(self._timeout, self._job.recovery)
             if world is None:
-                return self._results[0] if self._results else _came_too_late()
+                return self._results[0] if self._results else _exit_too_late()
             try:
-                if self._call(world):
+                if self._train_in(world):
                     self._member.done()
                     return self._results[0]
             finally:
@@ -149,72 +149,72 @@ class _Runs:
                 gc.collect()
                 self._job.recovery.end("to leave the step")
 
-    def _call(self, world: ElasticWorld) -> bool:
+    def _train_in(self, world: ElasticWorld) -> bool:
         """Call the training function in ``world``; return whether all ranks have reached its end.
 
         If not, the world is over, and the function is to be called again in the next one. Errors of
         the program itself are raised.
         """
         try:
-            self._job.begin(world, lambda: self._member.change)
+            self._job.begin(world, lambda: self._member.should_leave)
             result = self._train(self._job)
             self._results[:] = [result]
-            gathered(None)  # a rank that passes this knows that all ranks have a result
+            gather_from_ranks(None)  # a rank that passes this knows that all ranks have a result
             return True
         except WorldChanges as error:
             self._job.recovery.begin(None)
-            _let_go(error)
+            _free_frames(error)
         # Stopped is an Exception, and must not count as an error of the step.
         except Stopped:
             raise
         except Exception as error:
-            words = self._lost()
-            if words is None or self._is_the_programs(world):
+            reason = self._loss_reason()
+            if reason is None or self._is_program_error(world):
                 raise
             self._job.recovery.begin(self._member.lost_at)
             if world.rank == 0:
-                first = str(error).partition("\n")[0]
-                print(f"elastic: {first}", file=sys.stderr, flush=True)
-            give_up_running()
-            _let_go(error)
+                first_line = str(error).partition("\n")[0]
+                print(f"elastic: {first_line}", file=sys.stderr, flush=True)
+            abandon_running_save()
+            _free_frames(error)
         return False
 
-    def _lost(self) -> str | None:
+    def _loss_reason(self) -> str | None:
         """Return why the world is over; None if it goes on, so that an error is the program's own.
 
         Called after an error. It waits for a moment, because the message of the launcher that a
         rank is lost may come after the error that the loss has caused.
         """
-        end = time.monotonic() + _NOTICE_S
-        while (words := self._member.lost()) is None and time.monotonic() < end:
+        end = time.monotonic() + _LOSS_NOTICE_S
+        while (reason := self._member.end_reason()) is None and time.monotonic() < end:
             time.sleep(0.01)
-        return words
+        return reason
 
-    def _is_the_programs(self, world: ElasticWorld) -> bool:
+    def _is_program_error(self, world: ElasticWorld) -> bool:
         """Return whether an error is the program's own, so that another try cannot help.
 
         True if the last error was in the same step, and no rank was lost or joined in between.
         """
-        again = self._failed_at == self._job.step and not world.gone and not world.came
+        is_repeated = self._failed_at == self._job.step and not world.losses and not world.new_ranks
         self._failed_at = self._job.step
-        return again
+        return is_repeated
 
 
-def _came_too_late() -> NoReturn:
+def _exit_too_late() -> NoReturn:
     """End a process that joined after the program was over, with status 0 and a message."""
-    words = "elastic: the program was over on the other ranks before this one came."
-    print(words, file=sys.stderr, flush=True)
+    message = "elastic: the program was over on the other ranks before this one came."
+    print(message, file=sys.stderr, flush=True)
     raise SystemExit(0)
 
 
-def _let_go(error: BaseException) -> None:
+def _free_frames(error: BaseException) -> None:
     """Free what the frames of an error hold: the model, and the autograd graph of a step.
 
     Called before the ranks enter their next world, so that memory does not hold two models.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        before = seen.__context__ or seen.__cause__
-        seen.__traceback__, seen.__context__, seen.__cause__ = None, None, None
-        seen = before
+    current: BaseException | None = error
+    while current is not None:
+        traceback.clear_frames(current.__traceback__)
+        previous = current.__context__ or current.__cause__
+        current.__traceback__, current.__context__, current.__cause__ = None, None, None
+        current = previous

@@ -26,12 +26,12 @@ _config = _Config()
 
 def gpu_device_num(count: int) -> None:
     """Run jobs on the first ``count`` GPUs of each machine."""
-    _set("cuda", count)
+    _set_devices("cuda", count)
 
 
 def cpu_device_num(count: int) -> None:
     """Run jobs on the first ``count`` CPU ranks of each machine."""
-    _set("cpu", count)
+    _set_devices("cpu", count)
 
 
 def machine_num(count: int) -> None:
@@ -77,14 +77,14 @@ def devices() -> Placement:
     ``gpu_device_num`` and ``cpu_device_num`` set the device type and the number of ranks on each
     machine. By default these are "cuda" if there are GPUs, else "cpu", and all ranks.
     """
-    here = ranks_per_machine()
-    count = _config.per_machine or here
-    ranks = [machine * here + k for machine in range(machines()) for k in range(count)]
+    machine_ranks = ranks_per_machine()
+    count = _config.per_machine or machine_ranks
+    ranks = [machine * machine_ranks + k for machine in range(machines()) for k in range(count)]
     kind = _config.type or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Placement(kind, range(len(ranks)) if count == here else ranks)
+    return Placement(kind, range(len(ranks)) if count == machine_ranks else ranks)
 
 
-def _set(kind: str, count: int) -> None:
+def _set_devices(kind: str, count: int) -> None:
     name = "gpu" if kind == "cuda" else kind
     if count < 1 or count > ranks_per_machine():
         raise ValueError(

@@ -50,17 +50,22 @@ def load(folder: str | None = None, seed: int = 0) -> Digits:
         ValueError: the content of a file is not what its name says.
     """
     if folder is None:
-        return _bundled(seed)
-    images, labels, test_images, test_labels = (_read(Path(folder), name) for name in _FILES)
-    for of_images, of_labels in ((images, labels), (test_images, test_labels)):
-        if len(of_images) != len(of_labels):
+        return _load_bundled(seed)
+    images, labels, test_images, test_labels = (
+        _read_idx_file(Path(folder), name) for name in _FILES
+    )
+    for part_images, part_labels in ((images, labels), (test_images, test_labels)):
+        if len(part_images) != len(part_labels):
             raise ValueError(
-                f"mnist: {folder} has {len(of_images)} images and {len(of_labels)} labels.\n"
+                f"mnist: {folder} has {len(part_images)} images and {len(part_labels)} labels.\n"
                 "  Each image needs its label.\n"
                 "  Take all four files from the same source."
             )
     return Digits(
-        _scaled(images, 255), labels.long(), _scaled(test_images, 255), test_labels.long()
+        _scale_images(images, 255),
+        labels.long(),
+        _scale_images(test_images, 255),
+        test_labels.long(),
     )
 
 
@@ -115,7 +120,7 @@ class Batches(Sequence[np.ndarray]):
     """
 
     def __init__(self, values: np.ndarray, order: np.ndarray, size: int, limit: int | None):
-        self._values, self._order, self._size, self._left = values, order, size, limit
+        self._values, self._order, self._size, self._remaining = values, order, size, limit
 
     def __len__(self) -> int:
         return len(self._order) // self._size
@@ -128,27 +133,27 @@ class Batches(Sequence[np.ndarray]):
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for k in range(len(self)):
-            if self._left is not None:
-                if self._left == 0:
+            if self._remaining is not None:
+                if self._remaining == 0:
                     return
                 # Not reset: the limit holds over all passes.
-                self._left -= 1
+                self._remaining -= 1
             yield self[k]
 
 
-def _bundled(seed: int) -> Digits:
+def _load_bundled(seed: int) -> Digits:
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
-    images = _scaled(torch.from_numpy(digits.images), 16)
+    images = _scale_images(torch.from_numpy(digits.images), 16)
     labels = torch.from_numpy(digits.target).long()
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
-    cut = len(labels) * 4 // 5
-    train, test = order[:cut], order[cut:]
+    train_count = len(labels) * 4 // 5
+    train, test = order[:train_count], order[train_count:]
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-def _scaled(images: Tensor, largest: int) -> Tensor:
+def _scale_images(images: Tensor, largest: int) -> Tensor:
     """Convert images [n, height, width] with values up to ``largest`` to [n, 1, 28, 28] in 0..1.
 
     Images of another size than 28 x 28 are interpolated.
@@ -159,7 +164,7 @@ def _scaled(images: Tensor, largest: int) -> Tensor:
     return F.interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False)
 
 
-def _read(folder: Path, name: str) -> Tensor:
+def _read_idx_file(folder: Path, name: str) -> Tensor:
     """Read a file in MNIST's idx format from ``folder``, plain or as ``.gz``.
 
     The file begins with the bytes 0, 0, 8 (the data are unsigned bytes) and the number of dims.
@@ -176,19 +181,21 @@ def _read(folder: Path, name: str) -> Tensor:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise _corrupt(path, f"cannot be read: {error}") from None
+        raise _corrupt_error(path, f"cannot be read: {error}") from None
     head = bytes((0, 0, 8, dims))
     if data[:4] != head or len(data) < 4 + 4 * dims:
-        raise _corrupt(path, f"starts with {data[:4].hex() or 'nothing'}, not {head.hex()}")
+        raise _corrupt_error(path, f"starts with {data[:4].hex() or 'nothing'}, not {head.hex()}")
     shape = [int(n) for n in np.frombuffer(data, ">i4", dims, 4)]
     start = 4 + 4 * dims
     if len(data) - start != np.prod(shape, dtype=np.int64):
-        raise _corrupt(path, f"holds {len(data) - start} bytes of data, and its head says {shape}")
+        raise _corrupt_error(
+            path, f"holds {len(data) - start} bytes of data, and its head says {shape}"
+        )
     # A bytearray, because torch warns about a tensor on the read-only memory of ``bytes``.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).view(shape)
 
 
-def _corrupt(path: Path, why: str) -> ValueError:
+def _corrupt_error(path: Path, why: str) -> ValueError:
     return ValueError(
         f"mnist: {path} {why}.\n"
         "  An idx file is a head with its sizes, then that many bytes: this one was cut short,\n"

@@ -11,7 +11,7 @@ from ..spec import B, Sbp
 from ..tensor.global_tensor import GlobalTensor
 from . import session
 from .ops.micro_batches import op
-from .ops.padding import pair, same
+from .ops.padding import pad_same, pair
 from .variables.initializers import Initializer
 from .variables.variable import get_variable
 
@@ -37,7 +37,7 @@ def dense(
     ``distribute.split(axis=0)`` splits the output features over the devices, and the default
     replicates them. Calls with the same ``name`` share the variables.
     """
-    make = _maker("Dense", name, inputs, trainable, model_distribute)
+    make = _variable_maker("Dense", name, inputs, trainable, model_distribute)
     weight = make("weight", (units, inputs.shape[-1]), kernel_initializer)
     bias = make("bias", (units,), bias_initializer) if use_bias else None
     out = F.linear(inputs, weight, bias)
@@ -67,16 +67,16 @@ def conv2d(
     ``padding`` is "VALID" (none) or "SAME" (``ceil(n / stride)`` outputs). ``model_distribute`` is
     the layout of the layer's variables, as in ``dense``.
     """
-    make = _maker("Conv2D", name, inputs, trainable, model_distribute)
+    make = _variable_maker("Conv2D", name, inputs, trainable, model_distribute)
     kernel, stride, dilation = pair(kernel_size), pair(strides), pair(dilation_rate)
     weight = make("weight", (filters, inputs.shape[1] // groups, *kernel), kernel_initializer)
     bias = make("bias", (filters,), bias_initializer) if use_bias else None
-    x, pads = same(inputs, padding, kernel, stride, dilation)
+    x, pads = pad_same(inputs, padding, kernel, stride, dilation)
     out = F.conv2d(x, weight, bias, stride, pads, dilation, groups)
     return out if activation is None else activation(out)
 
 
-def _maker(
+def _variable_maker(
     kind: str, name: str | None, inputs: Any, trainable: bool, sbp: Sbp
 ) -> Callable[[str, Sequence[int], Initializer | None], Any]:
     """Return a function that creates the variables of a layer, on the placement of its ``inputs``.
@@ -85,14 +85,20 @@ def _maker(
     that kind in its job. ``sbp`` is the layout of the variables.
     """
     if name is None:
-        run = session.running_in(f"layers.{kind.lower()} without a name")
+        run = session.require_run(f"layers.{kind.lower()} without a name")
         name = f"{run.job}-{kind}_{run.names[kind]}"
         run.names[kind] += 1
-    place = inputs.placement if isinstance(inputs, GlobalTensor) else None
+    placement = inputs.placement if isinstance(inputs, GlobalTensor) else None
 
     def make(part: str, shape: Sequence[int], initializer: Initializer | None) -> Any:
         return get_variable(
-            f"{name}-{part}", shape, None, initializer, trainable, distribute=sbp, placement=place
+            f"{name}-{part}",
+            shape,
+            None,
+            initializer,
+            trainable,
+            distribute=sbp,
+            placement=placement,
         )
 
     return make

@@ -15,7 +15,7 @@ from .. import step as graph
 from ..spec import S
 from ..step import Graph
 from .ops.micro_batches import op
-from .ops.padding import pair, same
+from .ops.padding import pad_same, pair
 
 __all__ = [
     "Graph",
@@ -55,7 +55,7 @@ def max_pool2d(
     ``padding`` is "VALID" (none) or "SAME" (``ceil(n / stride)`` outputs).
     """
     kernel, stride = pair(ksize), pair(strides)
-    x, pads = same(input, padding, kernel, stride, value=float("-inf"))
+    x, pads = pad_same(input, padding, kernel, stride, value=float("-inf"))
     return F.max_pool2d(x, kernel, stride, pads)
 
 
@@ -69,9 +69,9 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Any:
     if not isinstance(x, MirroredTensor):
         return F.dropout(x, rate)
     # Dropout draws the mask of a global tensor by logical position, so the parts are joined first.
-    joined = (x.shape[0] * len(x.ranks), *x.shape[1:])
-    whole: Any = F.dropout(x.to_global(S(0), shape=joined, check=False), rate)
-    return whole.to_mirrored()
+    joined_shape = (x.shape[0] * len(x.ranks), *x.shape[1:])
+    result: Any = F.dropout(x.to_global(S(0), shape=joined_shape, check=False), rate)
+    return result.to_mirrored()
 
 
 @op

@@ -57,7 +57,7 @@ class Optimizer:
         The step uses the gradient of the mean of ``loss`` over all its elements on all devices, and
         changes the variables that the job has used.
         """
-        session.running_in("minimize").add_loss(loss, self)
+        session.require_run("minimize").add_loss(loss, self)
 
     def make(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return a new torch optimizer of ``parameters``."""
@@ -93,4 +93,4 @@ def add_loss(loss: Any) -> None:
     It is called in a job's function, as ``losses.add_loss``. The step is taken when the function
     has returned.
     """
-    session.running_in("losses.add_loss").add_loss(loss)
+    session.require_run("losses.add_loss").add_loss(loss)

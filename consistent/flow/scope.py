@@ -29,16 +29,16 @@ class PlacementScope:
     def __init__(self, placement: Placement):
         self.placement = placement
         # A stack: a scope may be entered again inside itself.
-        self._entered: list[AbstractContextManager] = []
+        self._scopes: list[AbstractContextManager] = []
 
     def __enter__(self) -> Placement:
         _placements.append(self.placement)
-        self._entered.append(placement_scope(self.placement))
-        return self._entered[-1].__enter__()
+        self._scopes.append(placement_scope(self.placement))
+        return self._scopes[-1].__enter__()
 
     def __exit__(self, *_: object) -> None:
         _placements.pop()
-        self._entered.pop().__exit__(None, None, None)
+        self._scopes.pop().__exit__(None, None, None)
 
 
 class View:
@@ -90,7 +90,7 @@ def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> Place
     """
     texts = [machine_device_ids] if isinstance(machine_device_ids, str) else machine_device_ids
     kind = "cuda" if device_tag == "gpu" else device_tag
-    return PlacementScope(Placement(kind, [rank for text in texts for rank in _ranks(text)]))
+    return PlacementScope(Placement(kind, [rank for text in texts for rank in _parse_ranks(text)]))
 
 
 def current_placement() -> Placement | None:
@@ -103,22 +103,22 @@ def current_view() -> ViewName | None:
     return _views[-1] if _views else None
 
 
-def _ranks(text: str) -> range:
-    found = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", text)
-    if found is None:
+def _parse_ranks(text: str) -> range:
+    match = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", text)
+    if match is None:
         raise ValueError(
             f"scope.placement: {text!r} names no devices.\n"
             "  They are written machine:device or machine:first-last, counted from 0.\n"
             '  Write "0:1" for the second device of the first machine, "0:0-3" for its first four.'
         )
-    machine, first, last = int(found[1]), int(found[2]), int(found[3] or found[2])
-    machines, here = config.machines(), config.ranks_per_machine()
-    if machine >= machines or last >= here or last < first:
+    machine, first, last = int(match[1]), int(match[2]), int(match[3] or match[2])
+    machines, machine_ranks = config.machines(), config.ranks_per_machine()
+    if machine >= machines or last >= machine_ranks or last < first:
         raise ValueError(
             f"scope.placement: {text!r} names machine {machine}, devices {first} to {last}, and "
             "the program runs "
-            f"on {machines} machines (from 0) of {here} ranks each (from 0).\n"
+            f"on {machines} machines (from 0) of {machine_ranks} ranks each (from 0).\n"
             "  Each device is driven by one rank, which the launcher starts.\n"
             "  Name devices that are there, or start more: --nnodes, --nproc_per_node."
         )
-    return range(machine * here + first, machine * here + last + 1)
+    return range(machine * machine_ranks + first, machine * machine_ranks + last + 1)

@@ -74,12 +74,12 @@ loaded: dict[str, Path] = {}  # variable name -> the file from which it is loade
 _runs: list[JobRun] = []
 
 
-def running() -> JobRun | None:
+def current_run() -> JobRun | None:
     """Return the state of the job call that is in progress, or None."""
     return _runs[-1] if _runs else None
 
 
-def running_in(what: str) -> JobRun:
+def require_run(what: str) -> JobRun:
     """Return the state of the job call that is in progress; raise if there is none.
 
     ``what`` names the function that needs a job, for the error message.
@@ -94,7 +94,7 @@ def running_in(what: str) -> JobRun:
 
 
 @contextmanager
-def start(run: JobRun) -> Iterator[JobRun]:
+def enter_run(run: JobRun) -> Iterator[JobRun]:
     """Make ``run`` the job call in progress inside the ``with`` block, where its function runs."""
     _runs.append(run)
     try:
@@ -103,13 +103,13 @@ def start(run: JobRun) -> Iterator[JobRun]:
         _runs.pop()
 
 
-def place() -> Placement:
+def current_or_default_placement() -> Placement:
     """Return the placement for a new variable or tensor.
 
     The innermost entered scope decides, else the running job. Without both these are all devices
     that ``flow.config`` selects.
     """
-    run = running()
+    run = current_run()
     return current_placement() or (run.placement if run else config.devices())
 
 

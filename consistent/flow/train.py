@@ -38,23 +38,23 @@ class CheckPoint:
         fault = ""
         if writes and list(folder.glob("*.pt")):
             fault = f"{folder} holds variables already; name another folder"
-        _agree("save", fault)
-        written: list[Path] = []
+        _raise_on_every_rank("save", fault)
+        written_files: list[Path] = []
         for name, variable in session.variables.items():
             # A collective: every rank gathers, although one writes, even after a failed write.
-            whole = variable.value.full()
+            value = variable.value.full()
             if writes and not fault:
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
-                    with whole_files.being_written(_file(folder, name)) as file:
-                        torch.save(whole.cpu(), file)
-                    written.append(_file(folder, name))
+                    with whole_files.replace_atomically(_variable_file(folder, name)) as file:
+                        torch.save(value.cpu(), file)
+                    written_files.append(_variable_file(folder, name))
                 except Exception as error:  # torch raises errors of its own for a full disk
                     fault = f"{type(error).__name__}: {error}"
-        for path in written if fault else ():  # a partial checkpoint would look complete
+        for path in written_files if fault else ():  # a partial checkpoint would look complete
             with suppress(OSError):
                 path.unlink()
-        _agree("save", fault)
+        _raise_on_every_rank("save", fault)
 
     def load(self, path: str | os.PathLike) -> None:
         """Load all variables from a folder.
@@ -66,7 +66,7 @@ class CheckPoint:
         fault = f"{path} holds no variables" if not files else ""
         if files and missing:
             fault = f"{path} holds {sorted(files)}, and the program has {missing[0]!r} too"
-        _agree("load", fault)
+        _raise_on_every_rank("load", fault)
         # After the agreement, so that a fault changes no variable on any rank.
         session.loaded.clear()
         session.loaded.update(files)
@@ -74,19 +74,19 @@ class CheckPoint:
             variable.load(torch.load(files[name], weights_only=True, mmap=True))
 
 
-def _file(folder: Path, name: str) -> Path:
+def _variable_file(folder: Path, name: str) -> Path:
     return folder / f"{quote(name, safe='')}.pt"
 
 
-def _agree(what: str, fault: str) -> None:
+def _raise_on_every_rank(what: str, fault: str) -> None:
     """Wait for all ranks, and raise OSError on every rank if any rank has a fault. A collective.
 
     ``fault`` describes what went wrong on this rank; "" if nothing did. ``what`` names the calling
     method, for the message.
     """
 
-    def failed(faults: list[str]) -> OSError:
+    def make_error(faults: list[str]) -> OSError:
         rank, text = next((rank, text) for rank, text in enumerate(faults) if text)
         return OSError(f"CheckPoint.{what}: on rank {rank}: {text}.")
 
-    agree(fault, failed, fits=lambda faults: not any(faults))
+    agree(fault, make_error, fits=lambda faults: not any(faults))

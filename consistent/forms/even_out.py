@@ -15,13 +15,13 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ..movement.differentiable import swap
-from .join_results import slot
+from ..movement.differentiable import exchange_rows
+from .join_results import rank_and_size
 from .registry import Shards
-from .whole_numbers import whole_numbers
+from .whole_numbers import read_ints
 
 
-def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
+def gather_rows(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
     """Gather the tensor ``x`` of each rank on every rank, as a list in rank order.
 
     Rank k of ``shard.ranks`` has ``counts[k]`` rows; the other dims are equal. Not differentiable.
@@ -30,21 +30,21 @@ def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
     return current().all_gather(x.contiguous(), shapes, shard.ranks)
 
 
-def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the integers ``own`` of every rank, one list per rank in rank order.
+def gather_ints(shard: Shards, own_ints: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the integers ``own_ints`` of every rank, one list per rank in rank order.
 
-    With ``own`` ``[3]`` on rank 0 and ``[5]`` on rank 1 it is ``[[3], [5]]``. The integers are
+    With ``own_ints`` ``[3]`` on rank 0 and ``[5]`` on rank 1 it is ``[[3], [5]]``. The integers are
     all-gathered in a tensor on ``device``.
     """
-    mine = torch.tensor([own], device=device)
-    every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))
+    own_tensor = torch.tensor([own_ints], device=device)
+    all_numbers = torch.cat(gather_rows(shard, own_tensor, [1] * len(shard.ranks)))
     # A simulation takes every rank to have this rank's integers.
-    found = whole_numbers(every.flatten(), lambda: [*own] * len(shard.ranks))
-    return [found[k : k + len(own)] for k in range(0, len(found), len(own))]
+    values = read_ints(all_numbers.flatten(), lambda: [*own_ints] * len(shard.ranks))
+    return [values[k : k + len(own_ints)] for k in range(0, len(values), len(own_ints))]
 
 
-def evened(
-    shard: Shards, x: Tensor, held: Sequence[int], pieces: Sequence[tuple[int, int]]
+def balance_rows(
+    shard: Shards, x: Tensor, row_counts: Sequence[int], pieces: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Redistribute rows that ranks hold in unequal numbers; return this rank's balanced piece.
 
@@ -53,19 +53,20 @@ def evened(
     Args:
         shard: the call.
         x: this rank's rows.
-        held: number of rows on each rank.
+        row_counts: number of rows on each rank.
         pieces: (start, size) of each rank's balanced piece.
     """
-    # ``held`` is the same on every rank, so all ranks skip the exchange together.
-    if list(held) == [size for _, size in pieces]:
+    # ``row_counts`` is the same on every rank, so all ranks skip the exchange together.
+    if list(row_counts) == [size for _, size in pieces]:
         return x
-    firsts = [sum(held[:k]) for k in range(len(held))]
+    firsts = [sum(row_counts[:k]) for k in range(len(row_counts))]
     counts = [
-        [_shared(*rows, *piece) for piece in pieces] for rows in zip(firsts, held, strict=True)
+        [_overlap_size(*rows, *piece) for piece in pieces]
+        for rows in zip(firsts, row_counts, strict=True)
     ]
-    return swap(x, torch.tensor(counts), slot(shard)[0], shard.ranks)
+    return exchange_rows(x, torch.tensor(counts), rank_and_size(shard)[0], shard.ranks)
 
 
-def _shared(a: int, count: int, b: int, size: int) -> int:
+def _overlap_size(a: int, count: int, b: int, size: int) -> int:
     """Return how many integers the ranges ``[a, a + count)`` and ``[b, b + size)`` share."""
     return max(0, min(a + count, b + size) - max(a, b))

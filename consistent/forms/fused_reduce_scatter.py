@@ -21,7 +21,7 @@ from .registry import Shards, form
 
 
 @dataclass(frozen=True, slots=True)
-class Boxed:
+class BoxedParts:
     """Source of the addends of a P operand, whose sum is the last step of boxing it.
 
     A ``PartsSource`` for ``reduce_from``. The operand is boxed from ``src`` to ``dst``:
@@ -40,7 +40,7 @@ class Boxed:
         with addends(tensors[0], self.src, self.dst) as (parts, dim, start, size):
             yield parts, Slice(dim, start, size)
 
-    def back(self, grad: Tensor) -> Sequence[Tensor]:
+    def backward(self, grad: Tensor) -> Sequence[Tensor]:
         return [box(grad, self.dst.dual, self.src.dual)]
 
 
@@ -54,7 +54,7 @@ def fused_reduce_scatter(shard: Shards) -> Tensor:
     # rms_norm's default eps.
     eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps
     epilogue = Epilogue(norm="rms", normalized=len(shard.get("normalized_shape")), eps=eps)
-    source = Boxed(src, src.with_sbp(shard.outs[0].sbp))
+    source = BoxedParts(src, src.with_sbp(shard.outs[0].sbp))
     return reduce_from(
         source, shard.tensors[:1], epilogue, EpilogueInputs(weight=shard.get("weight"))
     )

@@ -16,7 +16,7 @@ from ..spec import B, S, Sbp, Split, TensorSpec
 from .registry import Shards
 
 
-def slot(shard: Shards) -> tuple[int, int]:
+def rank_and_size(shard: Shards) -> tuple[int, int]:
     """Return (index of this rank among ``shard.ranks``, number of these ranks).
 
     They are the ranks along the form's axes, in the order in which these axes would split a dim.
@@ -33,10 +33,10 @@ def stack(shard: Shards, x: Tensor) -> Tensor:
 
     Differentiable.
     """
-    return _laid(shard, x, B)
+    return _stack_and_box(shard, x, B)
 
 
-def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
+def stack_own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     """Stack the ranks' results as [ranks, ...], and keep this rank's part of the op's result.
 
     If the op's result is not split, the part is the whole result and this is ``stack``. Otherwise
@@ -51,41 +51,41 @@ def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     if not isinstance(entry, Split):
         return stack(shard, x)
     # Dim 0 of the stack is the ranks, so the dims of ``x`` follow from 1 on.
-    return _laid(shard, x, S(1 + _kept(x, dims)[entry.dim]))
+    return _stack_and_box(shard, x, S(1 + _remaining_dims(x, dims)[entry.dim]))
 
 
-def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
+def _stack_and_box(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
     """Stack the ranks' results ``x`` along a new dim 0, boxed to ``entry``: B, or a split.
 
     Before boxing, each rank holds its own row of the stack.
     """
-    rows, after = (
+    row_sbp, target_sbp = (
         tuple(e if a in shard.axes else B for a in range(shard.placement.ndim))
         for e in (S(0), entry)
     )
-    shape = (slot(shard)[1], *x.shape)
-    src = TensorSpec.of(shard.placement, rows, shape, x.dtype)
-    return differentiable.box(x.unsqueeze(0).contiguous(), src, src.with_sbp(after))
+    shape = (rank_and_size(shard)[1], *x.shape)
+    src = TensorSpec.of(shard.placement, row_sbp, shape, x.dtype)
+    return differentiable.box(x.unsqueeze(0).contiguous(), src, src.with_sbp(target_sbp))
 
 
 def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     """Return this rank's part of the whole result ``x``, or ``x`` if the op's result is not split.
 
-    ``dims`` are as in ``parted``.
+    ``dims`` are as in ``stack_own_part``.
     """
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
         return x
     start, size = (side[entry.dim] for side in shard.outs[0].region(shard.coordinate))
-    return x.narrow(_kept(x, dims)[entry.dim], start, size)
+    return x.narrow(_remaining_dims(x, dims)[entry.dim], start, size)
 
 
-def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
+def _remaining_dims(x: Tensor, dims: Sequence[int]) -> list[int]:
     """Return the dims of ``x`` not in ``dims``; the i-th of them is dim i of the op's result."""
     return [d for d in range(x.ndim) if d not in dims]
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which torch accumulates values of ``dtype``.
 
     It is float32 for float16 and bfloat16, else ``dtype``.
@@ -93,12 +93,12 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Convert ``x`` to the dtype in which torch accumulates it."""
-    return x.to(wide_dtype(x.dtype))
+    return x.to(accumulation_dtype(x.dtype))
 
 
-def summed(shard: Shards, addend: Tensor) -> Tensor:
+def sum_addends(shard: Shards, addend: Tensor) -> Tensor:
     """Return the op's result from the addends of the ranks, in the dtype of the op's result.
 
     If the result is P, it is this rank's ``addend`` itself. Otherwise the addends are all-reduced
@@ -110,7 +110,7 @@ def summed(shard: Shards, addend: Tensor) -> Tensor:
     return shard.sum(addend).to(out.dtype)
 
 
-def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def unsqueeze_reduced(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Insert the reduced ``dims`` into ``x`` as dims of size 1, unless ``keepdim`` has kept them.
 
     Shape [2, 3] with ``dims=[1]`` becomes [2, 1, 3].
@@ -120,6 +120,6 @@ def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return x
 
 
-def dropped(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def squeeze_reduced(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Remove the reduced dims, which have size 1, from ``x`` unless ``keepdim``."""
     return x if keepdim else x.squeeze(tuple(dims))

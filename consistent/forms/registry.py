@@ -73,13 +73,13 @@ class Shards:
 
         They are the ranks along ``axes``, in the order in which these would split a dim.
         """
-        at = list(self.coordinate or (0,) * self.placement.ndim)
-        found = []
-        for places in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
-            for axis, place in zip(self.axes, places, strict=True):
-                at[axis] = place
-            found.append(self.placement.rank_at(at))
-        return tuple(found)
+        coordinate = list(self.coordinate or (0,) * self.placement.ndim)
+        world_ranks = []
+        for steps in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
+            for axis, step in zip(self.axes, steps, strict=True):
+                coordinate[axis] = step
+            world_ranks.append(self.placement.rank_at(coordinate))
+        return tuple(world_ranks)
 
     def regions(self, index: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return ``region(index)`` of every rank in ``ranks``."""
@@ -113,8 +113,8 @@ class Shards:
 
         Forms use it to add a term once to a sum over the ranks. Also True outside the placement.
         """
-        at = self.coordinate
-        return at is None or all(at[axis] == 0 for axis in self.axes)
+        coordinate = self.coordinate
+        return coordinate is None or all(coordinate[axis] == 0 for axis in self.axes)
 
 
 FORMS: dict[str, Callable[[Shards], Any]] = {}
@@ -135,7 +135,7 @@ def form(
             and never after.
     """
 
-    def enter(function: Callable[[Shards], Any]) -> Callable[[Shards], Any]:
+    def register(function: Callable[[Shards], Any]) -> Callable[[Shards], Any]:
         if name in FORMS:
             raise ValueError(f'forms: a form named "{name}" exists already')
         FORMS[name] = function
@@ -143,4 +143,4 @@ def form(
             RAISE_FIRST.add(name)
         return function
 
-    return enter
+    return register

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """Return the 64 bits of a seed as a signed integer: ``2**64 - 1 -> -1``.
 
     Seeds reach up to 2^64, and torch's ints only to 2^63.

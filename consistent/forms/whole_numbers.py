@@ -20,7 +20,7 @@ def has_values(x: Tensor) -> bool:
     return not any(lacks(x) for lacks in _LACKS_VALUES)
 
 
-def whole_numbers(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -> list[int]:
+def read_ints(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -> list[int]:
     """Return the values of the 1-d tensor ``x`` as ints.
 
     In a simulation, where ``x`` has no values, return ``otherwise()``. Without ``otherwise`` the

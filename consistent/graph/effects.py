@@ -51,12 +51,12 @@ def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
     """
     if name == "requires_grad_":
         return False
-    ends = name.endswith("_") and not name.endswith("__")
-    return ends or name in ("__setitem__", "__set__") or "out" in kwargs
+    ends_in_underscore = name.endswith("_") and not name.endswith("__")
+    return ends_in_underscore or name in ("__setitem__", "__set__") or "out" in kwargs
 
 
 @dataclass(slots=True)
-class _Copy:
+class _StageCopy:
     """Copy of a value on the ranks of a stage that did not make it.
 
     Args:
@@ -72,30 +72,30 @@ class _Copy:
     version: int
 
 
-class Writes:
+class WriteChecker:
     """Detector of in-place writes by one stage that another stage would not see.
 
-    The recorder of a program calls ``sent`` and ``copied`` for each tensor that a stage sends or
-    receives, ``look`` after each recorded call, and ``check_read`` before a call reads a value.
-    ``program`` is the program's name in error messages.
+    The recorder of a program calls ``note_transfer`` and ``note_copy`` for each tensor that a stage
+    sends or receives, ``check_writes`` after each recorded call, and ``check_read`` before a call
+    reads a value. ``program`` is the program's name in error messages.
     """
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._sent: list[tuple[torch.Tensor, int, StageTransfer]] = []
-        self._copies: list[_Copy] = []
+        self._sent_tensors: list[tuple[torch.Tensor, int, StageTransfer]] = []
+        self._copies: list[_StageCopy] = []
         # Value -> (stage that has written into its copy of the value, call and source line).
-        self._written: dict[int, tuple[int, str]] = {}
+        self._written_copies: dict[int, tuple[int, str]] = {}
 
-    def sent(self, x: torch.Tensor, move: StageTransfer) -> None:
+    def note_transfer(self, x: torch.Tensor, move: StageTransfer) -> None:
         """Note that ``x`` is moved to another stage, so that later writes into it raise."""
-        self._sent.append((x, version(x), move))
+        self._sent_tensors.append((x, version(x), move))
 
-    def copied(self, source: int, stage: int, x: torch.Tensor) -> None:
+    def note_copy(self, source: int, stage: int, x: torch.Tensor) -> None:
         """Note that ``stage`` has the copy ``x`` of the value number ``source``."""
-        self._copies.append(_Copy(source, stage, x, version(x)))
+        self._copies.append(_StageCopy(source, stage, x, version(x)))
 
-    def look(self, name: str, where: str) -> None:
+    def check_writes(self, name: str, where: str) -> None:
         """Check which of the noted tensors the call that has just run wrote into.
 
         A write into a stage's own copy is remembered for ``check_read``.
@@ -107,7 +107,7 @@ class Writes:
         Raises:
             RuntimeError: the call wrote into a tensor that was sent to another stage before.
         """
-        for x, before, move in self._sent:
+        for x, before, move in self._sent_tensors:
             if version(x) != before:
                 raise RuntimeError(
                     f"{self._program}: {name} at {where} writes into a tensor that stage "
@@ -117,7 +117,7 @@ class Writes:
         for copy in self._copies:
             if (now := version(copy.x)) != copy.version:
                 copy.version = now
-                self._written[copy.source] = copy.stage, f"{name} at {where}"
+                self._written_copies[copy.source] = copy.stage, f"{name} at {where}"
 
     def check_read(self, value: int, stage: int | None, name: str, where: str) -> None:
         """Raise if a call reads a value of which another stage has changed its own copy.
@@ -131,9 +131,9 @@ class Writes:
         Raises:
             RuntimeError: another stage has written into its copy.
         """
-        if value not in self._written:
+        if value not in self._written_copies:
             return
-        writer, what = self._written[value]
+        writer, what = self._written_copies[value]
         if writer != stage:
             raise RuntimeError(
                 f"{self._program}: {name} at {where} uses a tensor into which stage {writer} has "
@@ -155,7 +155,7 @@ class RefusingDraws(TorchDispatchMode):
 
     def __init__(self, program: str, name: str, where: str) -> None:
         super().__init__()
-        self._text = (
+        self._error_text = (
             f"{program}: {name} at {where} draws random numbers between the modules of stages.\n"
             "  What lies there is recorded once, and each stage would draw numbers of its own.\n"
             "  Draw it inside a stage's module, or pass it as an argument."
@@ -164,18 +164,20 @@ class RefusingDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(
+        if torch.Tag.nondeterministic_seeded in func.tags and not _has_no_dropout(
             func, args, kwargs or {}
         ):
-            raise RuntimeError(self._text)
+            raise RuntimeError(self._error_text)
         return func(*args, **(kwargs or {}))
 
 
-def _without_dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+def _has_no_dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Return whether this call of ``func`` has ``dropout_p=0``: attention then draws nothing."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             # The tag says that the op may draw; without dropout it does not.
-            given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return not given
+            dropout_p = (
+                args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
+            )
+            return not dropout_p
     return False

@@ -8,7 +8,7 @@ import torch
 
 from ..dispatch.plans.shards import attach
 from ..movement import plain_values
-from ..movement.differentiable import spread
+from ..movement.differentiable import shard_of_plain
 from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
 
@@ -24,13 +24,13 @@ def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
     """
     if my_coordinate(spec.placement) is not None:
         if made_by:
-            _check_made(x, spec, made_by)
+            _check_module_result(x, spec, made_by)
         if x.device.type != spec.placement.type:
             x = x.to(device_of(spec.placement))
-    return attach(spread(x, spec), spec)
+    return attach(shard_of_plain(x, spec), spec)
 
 
-def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
+def _check_module_result(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
     """Raise if ``x``, which a module made, is not as recorded, or differs between ranks."""
     if x.shape != spec.shape or x.dtype != spec.dtype:
         raise RuntimeError(
@@ -39,4 +39,4 @@ def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
             "  What a stage's module returns has the shape that follows from its inputs' shapes.\n"
             "  Return a global tensor: from_local(x, placement, S(0)) if each rank has a part."
         )
-    plain_values.compare(made_by, [x], spec.placement, (made_by, x.dtype, x.ndim))
+    plain_values.compare_plain(made_by, [x], spec.placement, (made_by, x.dtype, x.ndim))

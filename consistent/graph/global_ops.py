@@ -97,20 +97,20 @@ class GlobalOps:
         self.values = values
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def known(self, x: Any) -> int | None:
+    def number_or_none(self, x: Any) -> int | None:
         """Return the number of the tensor ``x``, or None if it has none.
 
         A tensor whose spec has changed since it was numbered has none either.
         """
-        found = self._numbers.get(id(x))
+        entry = self._numbers.get(id(x))
         # An id may be reused by a later object: the weak reference tells.
-        if found is None or found[0]() is not x:
+        if entry is None or entry[0]() is not x:
             return None
-        return found[1] if self.values[found[1]].spec is x._spec else None
+        return entry[1] if self.values[entry[1]].spec is x._spec else None
 
     def number(self, x: Any) -> int:
         """Return the number of the tensor ``x``, which becomes a CONSTANT if it has none."""
-        known = self.known(x)
+        known = self.number_or_none(x)
         return self.new(x, CONSTANT) if known is None else known
 
     def new(self, x: Any, kind: str, name: str = "") -> int:
@@ -138,11 +138,11 @@ class GlobalOps:
         call: Call = plan.call
         # Results get new numbers even if they are an operand: contiguous() returns its operand on
         # some ranks and a copy on others, and numbers must not differ between ranks.
-        made = given[:1] if call.inplace else [x for x in tensors_in(out) if is_global(x)]
-        outs = tuple(self.new(x, OP) for x in made)
-        row = None if plan.is_whole or len(call.outs) != len(outs) else table.find(plan.name)
-        if len(call.outs) != len(made):  # an op without a rule has no planned outputs
-            specs = (x._spec for x in made)
+        results = given[:1] if call.inplace else [x for x in tensors_in(out) if is_global(x)]
+        outs = tuple(self.new(x, OP) for x in results)
+        row = None if plan.is_whole or len(call.outs) != len(outs) else table.find_row(plan.name)
+        if len(call.outs) != len(results):  # an op without a rule has no planned outputs
+            specs = (x._spec for x in results)
             call = replace(call, outs=tuple(Out(x.shape, x.dtype) for x in specs))
         kind = CHOSEN if row is not None else WHOLE
         if isinstance(plan, InPlaceOnCopy):
@@ -156,8 +156,10 @@ class GlobalOps:
         The arguments are those of ``Tracer.on_to_global``.
         """
         ins, outs = (self.number(x),), (self.new(moved, OP),)
-        operand, made = Operand(0, x._spec), moved._spec
-        call = Call("to_global", (operand,), {}, (operand,), (Out(made.shape, made.dtype),))
+        operand, moved_spec = Operand(0, x._spec), moved._spec
+        call = Call(
+            "to_global", (operand,), {}, (operand,), (Out(moved_spec.shape, moved_spec.dtype),)
+        )
         return Op("to_global", MOVE, call, None, ins, outs, (_is_tracked(x),), True)
 
 

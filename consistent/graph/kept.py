@@ -15,9 +15,9 @@ import torch
 
 from ..spec.nested import tensors_in
 
-_DEEP = 8  # levels of attributes and elements that are searched
+_MAX_DEPTH = 8  # levels of attributes and elements that are searched
 # Types that are not searched.
-_CLOSED = (
+_UNSEARCHED_TYPES = (
     torch.Tensor, str, bytes, type, torch.nn.Module, types.FunctionType, types.MethodType,
     types.ModuleType,
 )  # fmt: skip
@@ -31,75 +31,75 @@ class ArgumentsSnapshot:
     """
 
     def __init__(self, given: Any) -> None:
-        self._given = given
-        self._before = dict(_reached(given))
-        grow = [x for x in self._before.values() if isinstance(x, list | dict | set)]
-        self._sizes = {id(x): len(x) for x in grow}
+        self._arguments = given
+        self._objects_before = dict(_reachable_objects(given))
+        containers = [x for x in self._objects_before.values() if isinstance(x, list | dict | set)]
+        self._sizes = {id(x): len(x) for x in containers}
 
-    def hidden(self, known: Container[int]) -> Any:
+    def holder_of_hidden_tensor(self, known: Container[int]) -> Any:
         """Return an argument object with a recorded tensor where recording does not look, or None.
 
         Arguments are searched for tensors in lists, tuples, dicts and the like, and not in
         attributes of other objects, such as a cache. ``known`` has the ids of recorded tensors.
         """
-        seen = {id(x) for x in tensors_in(self._given)}
-        found = [x for x in self._before if x in known and x not in seen]
-        return self._holder(set(found)) if found else None
+        visible_ids = {id(x) for x in tensors_in(self._arguments)}
+        hidden_ids = [x for x in self._objects_before if x in known and x not in visible_ids]
+        return self._argument_holding(set(hidden_ids)) if hidden_ids else None
 
-    def changed(self) -> Any:
+    def changed_argument(self) -> Any:
         """Return an argument object that has gained tensors or changed its length, or None.
 
         It is asked after the call of the module.
         """
         for key, size in self._sizes.items():
-            if len(self._before[key]) != size:
-                return self._before[key]
-        new = {
+            if len(self._objects_before[key]) != size:
+                return self._objects_before[key]
+        new_tensor_ids = {
             key
-            for key, x in _reached(self._given)
-            if key not in self._before and isinstance(x, torch.Tensor)
+            for key, x in _reachable_objects(self._arguments)
+            if key not in self._objects_before and isinstance(x, torch.Tensor)
         }
-        return self._holder(new) if new else None
+        return self._argument_holding(new_tensor_ids) if new_tensor_ids else None
 
-    def _holder(self, tensors: set[int]) -> Any:
+    def _argument_holding(self, tensors: set[int]) -> Any:
         """Return the argument from which one of ``tensors`` can be reached; ``tensors`` are ids."""
-        for x in _opened(self._given):
-            if any(key in tensors for key, _ in _reached(x)):
+        for x in _call_arguments(self._arguments):
+            if any(key in tensors for key, _ in _reachable_objects(x)):
                 return x
-        return self._given
+        return self._arguments
 
 
-def _opened(value: Any) -> Iterator[Any]:
+def _call_arguments(value: Any) -> Iterator[Any]:
     """Yield each argument of a call, positional and by keyword, from its (args, kwargs)."""
-    for x in _inside(value):
-        yield from _inside(x)
+    for x in _contents(value):
+        yield from _contents(x)
 
 
-def _reached(value: Any) -> Iterator[tuple[int, Any]]:
+def _reachable_objects(value: Any) -> Iterator[tuple[int, Any]]:
     """Yield (id, object) for everything that can be reached from ``value``, each object once.
 
     Values of attributes and items of containers count as reached.
     """
     seen: set[int] = set()
     level = [value]
-    for _ in range(_DEEP):
-        below: list[Any] = []
+    for _ in range(_MAX_DEPTH):
+        next_level: list[Any] = []
         for x in level:
             if id(x) not in seen:
                 seen.add(id(x))
                 yield id(x), x
-                below += _inside(x)
-        level = below
+                next_level += _contents(x)
+        level = next_level
 
 
-def _inside(x: Any) -> list[Any]:
+def _contents(x: Any) -> list[Any]:
     """Return the values of the attributes of ``x``, and its items if it is a container.
 
     Tensors, modules, functions and the like are not looked into.
     """
-    if isinstance(x, _CLOSED):
+    if isinstance(x, _UNSEARCHED_TYPES):
         return []
-    found = list(getattr(x, "__dict__", {}).values())
+    values = list(getattr(x, "__dict__", {}).values())
     if isinstance(x, Mapping):
-        return [*found, *x.values()]
-    return [*found, *x] if isinstance(x, Sequence | Set) else found
+        return [*values, *x.values()]
+    return [*values, *x] if isinstance(x, Sequence | Set) else values

@@ -11,10 +11,10 @@ from ..dispatch.plans.arguments import fill
 from ..dispatch.plans.shards import HookOff, is_global
 from ..spec.nested import tensors_in
 from .effects import version
-from .reads import are_whole, is_followed, result_by_values
+from .reads import is_followed, is_integral, result_by_values
 
 
-class _Known(NamedTuple):
+class _KnownValue(NamedTuple):
     """Value of the global tensor ``x``, which holds until its spec or its version changes.
 
     The tensor is kept alive, so that its id is not used again.
@@ -35,7 +35,7 @@ class KnownValues:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _KnownValue] = {}
 
     def put(self, x: Any, value: torch.Tensor) -> None:
         """Note the logical value of the global tensor ``x``, if ``is_followed`` accepts it.
@@ -43,7 +43,7 @@ class KnownValues:
         It accepts integers and bools that are not too many.
         """
         if is_followed(value):
-            self._known[id(x)] = _Known(x, x._spec, version(x), value)
+            self._known[id(x)] = _KnownValue(x, x._spec, version(x), value)
 
     def get(self, x: Any) -> torch.Tensor | None:
         """Return the value of the tensor ``x``, or None if it is not known.
@@ -57,10 +57,10 @@ class KnownValues:
             return None
         return known.value
 
-    def adopt(self, x: torch.Tensor, made: Any) -> None:
-        """Note the value of ``made``, the global tensor that an op has made of a plain one."""
+    def adopt(self, x: torch.Tensor, global_x: Any) -> None:
+        """Note the value of ``global_x``, the global tensor that an op has made of a plain one."""
         if not x.is_meta:
-            self.put(made, x.detach())
+            self.put(global_x, x.detach())
 
     def op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
         """Compute the result of an op if the values of all its operands are known.
@@ -75,15 +75,15 @@ class KnownValues:
         # write into any of them.
         may_write = call.inplace or plan.writes or len(call.operands) != len(operands)
         if may_write:
-            if known or all(are_whole(x._spec.dtype) for x in operands[:1]):
+            if known or all(is_integral(x._spec.dtype) for x in operands[:1]):
                 self._known.clear()
-        elif known and len(known) == len(operands) and not _draws(plan.name):
+        elif known and len(known) == len(operands) and not _is_random_op(plan.name):
             try:
                 with HookOff():
-                    made = plan.function(*fill(call.args, known), **fill(call.kwargs, known))
+                    result = plan.function(*fill(call.args, known), **fill(call.kwargs, known))
             except Exception:  # the function works on shards only
                 return
-            for x, value in zip(tensors_in(out), tensors_in(made)):
+            for x, value in zip(tensors_in(out), tensors_in(result)):
                 if is_global(x):
                     self.put(x, value)
 
@@ -96,7 +96,7 @@ class KnownValues:
 
 
 @cache
-def _draws(name: str) -> bool:
+def _is_random_op(name: str) -> bool:
     """Return whether torch's op ``name`` draws random numbers; ``KnownValues`` runs no such op."""
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and any(

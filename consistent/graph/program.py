@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..spec import NdSbp, TensorSpec
-from ..spec.nested import each_in
+from ..spec.nested import instances_in
 
 Read = Callable[[], torch.Tensor]
 
@@ -42,7 +42,7 @@ class Ref:
         return f"%{self.index}"
 
 
-class Here:
+class LocalDevice:
     """Placeholder for the device of the rank that runs the line, among the arguments of a line.
 
     A program is recorded on ``meta``, and ``torch.zeros(3, device=...)`` runs on each rank's
@@ -53,7 +53,7 @@ class Here:
         return "device"
 
 
-HERE = Here()
+LOCAL_DEVICE = LocalDevice()
 
 
 @dataclass(slots=True)
@@ -111,13 +111,13 @@ class Question:
 
     Args:
         line: the call that asked; its results are not tensors.
-        at: number of lines of the program before it.
-        found: the answer while the program was recorded.
+        position: number of lines of the program before it.
+        answer: the answer while the program was recorded.
     """
 
     line: ProgramLine
-    at: int
-    found: Any
+    position: int
+    answer: Any
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class StageTransfer:
     where: str = ""
 
 
-@dataclass(eq=False)  # compared and hashed by identity: programs are keys of ``graded``
+@dataclass(eq=False)  # compared and hashed by identity: programs are keys of ``grad_sbps``
 class StagesProgram:
     """Recorded step: its lines, moves and values, in the order in which they were recorded.
 
@@ -155,7 +155,7 @@ class StagesProgram:
         draws: number of random ops in the program.
         reads: questions about values that follow from its inputs; the program serves only inputs
             that give all the same answers.
-        graded: cache: the programs of a batch (this one first) -> for each parameter of the
+        grad_sbps: cache: the programs of a batch (this one first) -> for each parameter of the
             modules, the SBP of its gradient after backward on the ranks of its stage; None if it
             has no gradient.
     """
@@ -169,13 +169,13 @@ class StagesProgram:
     result: Any = None
     draws: int = 0
     reads: list[Question] = field(default_factory=list)
-    graded: dict[tuple[StagesProgram, ...], list[NdSbp | None]] = field(default_factory=dict)
+    grad_sbps: dict[tuple[StagesProgram, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:
         """Return the spec of the value with number ``index``, which must be a global tensor."""
-        found = self.values[index].spec
-        assert found is not None
-        return found
+        value_spec = self.values[index].spec
+        assert value_spec is not None
+        return value_spec
 
     def __str__(self) -> str:
         rows = [(f"%{i} = input", "") for i in self.inputs]
@@ -185,9 +185,11 @@ class StagesProgram:
         for line in self.lines:
             outs = ", ".join(f"%{i}" for i in line.outs) or "_"
             kind = "call" if line.is_module else "run"
-            given = [*map(repr, line.args), *(f"{k}={v!r}" for k, v in line.kwargs.items())]
-            place = "any stage" if line.stage is None else f"stage {line.stage}"
-            rows.append((f"{outs} = {kind} {in_a_line(line.name)}({', '.join(given)})", place))
+            arg_texts = [*map(repr, line.args), *(f"{k}={v!r}" for k, v in line.kwargs.items())]
+            stage_text = "any stage" if line.stage is None else f"stage {line.stage}"
+            rows.append(
+                (f"{outs} = {kind} {on_one_line(line.name)}({', '.join(arg_texts)})", stage_text)
+            )
             for i in line.outs:
                 for m in moves.pop(i, []):
                     text = f"%{m.out} = move %{m.source} to {self.spec(m.out)}"
@@ -200,4 +202,4 @@ class StagesProgram:
 
 def refs(value: Any) -> list[int]:
     """Return the numbers of the values to which ``Ref`` objects in ``value`` refer."""
-    return [ref.index for ref in each_in(value, Ref)]
+    return [ref.index for ref in instances_in(value, Ref)]

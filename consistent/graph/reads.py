@@ -21,12 +21,14 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import HookOff, is_global
-from ..spec.nested import map_each, map_tensors, tensors_in
+from ..spec.nested import map_instances, map_tensors, tensors_in
 
-KNOWN = 1 << 20  # the most elements of a tensor whose values are kept while recording
+MAX_FOLLOWED_ELEMENTS = (
+    1 << 20
+)  # the most elements of a tensor whose values are kept while recording
 
 # Methods whose result does not depend on a tensor's values.
-_NO_VALUES = frozenset(
+_METHODS_WITHOUT_VALUES = frozenset(
     """__get__ __hash__ __len__ data_ptr dim element_size get_device is_complex is_contiguous
     is_floating_point is_inference ndimension nelement numel size storage_offset stride
     type""".split()
@@ -37,12 +39,13 @@ def is_followed(x: torch.Tensor) -> bool:
     """Return whether the values of ``x``, an argument of a step, are kept while it is recorded.
 
     They then answer questions about ``x`` and about what is computed from it. Integers and bools
-    are kept, up to ``KNOWN`` elements. The search for plans and the simulation use the same rule.
+    are kept, up to ``MAX_FOLLOWED_ELEMENTS`` elements. The search for plans and the
+    simulation use the same rule.
     """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
-def are_whole(dtype: torch.dtype) -> bool:
+def is_integral(dtype: torch.dtype) -> bool:
     """Return whether values of this dtype are integers or bools.
 
     Only such values are kept while a step is recorded, and only such values can decide shapes.
@@ -53,9 +56,9 @@ def are_whole(dtype: torch.dtype) -> bool:
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
     """Return whether values of this dtype and number of elements are kept, as in ``is_followed``.
 
-    Integers and bools are kept, up to ``KNOWN`` elements.
+    Integers and bools are kept, up to ``MAX_FOLLOWED_ELEMENTS`` elements.
     """
-    return are_whole(dtype) and numel <= KNOWN
+    return is_integral(dtype) and numel <= MAX_FOLLOWED_ELEMENTS
 
 
 def is_answer(name: str, out: Any) -> bool:
@@ -63,7 +66,7 @@ def is_answer(name: str, out: Any) -> bool:
 
     ``x.item()`` does, ``x.size()`` does not, and neither does a result that is a tensor.
     """
-    return name not in _NO_VALUES and out is not None and not tensors_in(out)
+    return name not in _METHODS_WITHOUT_VALUES and out is not None and not tensors_in(out)
 
 
 def same_answer(a: Any, b: Any) -> bool:
@@ -76,7 +79,7 @@ def same_answer(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def as_it_is(answer: Any) -> Any:
+def copy_if_mutable(answer: Any) -> Any:
     """Return ``answer``, copied if it is a list or array, which the step may change."""
     return deepcopy(answer) if isinstance(answer, list) or hasattr(answer, "tobytes") else answer
 
@@ -117,22 +120,23 @@ def result_by_values(
     """
     known = {id(x): value_of(x) for x in tensors_in(given)}
     missing = [x for x in tensors_in(given) if known[id(x)] is None]
-    if len(missing) == len(known) or any(are_whole(x.dtype) for x in missing):
+    if len(missing) == len(known) or any(is_integral(x.dtype) for x in missing):
         return None
     # On meta first: no memory is needed. Not all kernels of meta take values on the CPU, and those
     # are given zeros, which all lie at one address.
-    for empty in (_on_meta, _zeros):
+    for substitute in (_empty_on_meta, _zeros_at_one_address):
         args, kwargs = map_tensors(
-            given, lambda x, empty=empty: empty(x) if (v := known[id(x)]) is None else v
+            given,
+            lambda x, substitute=substitute: substitute(x) if (v := known[id(x)]) is None else v,
         )
         try:
             with HookOff(), torch.no_grad():
-                made = func(*args, **kwargs)
+                result = func(*args, **kwargs)
         except Exception:  # noqa: BLE001  (meta kernels raise errors of many kinds)
             continue
-        if missing and not tensors_in(made):
+        if missing and not tensors_in(result):
             return None
-        return map_tensors(made, lambda x: x if x.is_meta else x.to("meta"))
+        return map_tensors(result, lambda x: x if x.is_meta else x.to("meta"))
     return None
 
 
@@ -148,11 +152,11 @@ def shapes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[tup
     return shapes(*tensors_in(result_by_values(func, (args, kwargs), value_of)))
 
 
-def _on_meta(x: torch.Tensor) -> torch.Tensor:
+def _empty_on_meta(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
-def _zeros(x: torch.Tensor) -> torch.Tensor:
+def _zeros_at_one_address(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=x.dtype).expand(x.shape)
 
 
@@ -162,9 +166,9 @@ def decides_shapes(func: Any, given: tuple, out: Any) -> bool:
     ``func`` is run on ``given``, its (args, kwargs) without values (on meta). If it fails or
     returns other shapes, values do decide.
     """
-    args, kwargs = map_each(given, torch.device, lambda _: torch.device("meta"))
+    args, kwargs = map_instances(given, torch.device, lambda _: torch.device("meta"))
     try:
-        made = func(*args, **kwargs)
+        meta_result = func(*args, **kwargs)
     except Exception:  # noqa: BLE001  (meta kernels raise errors of many kinds)
         return True
-    return shapes(*tensors_in(made)) != shapes(*tensors_in(out))
+    return shapes(*tensors_in(meta_result)) != shapes(*tensors_in(out))

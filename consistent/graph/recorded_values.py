@@ -29,8 +29,9 @@ class RecordedValues:
         self.places: dict[int, Any] = {}
         self._program, self._stages = program, stages
         self._numbers: dict[int, int] = {}  # id of a stand-in -> number of its value
-        self._alive: list[Any] = []
-        self._before: dict[int, Any] = {}  # id of a tensor from before the step -> its stand-in
+        self._kept_alive: list[Any] = []
+        # Id of a tensor from before the step -> its stand-in.
+        self._earlier_stand_ins: dict[int, Any] = {}
 
     def add(self, x: Any, stage: int | None) -> int:
         """Append the value that ``x`` stands for, which ``stage`` makes; return its number."""
@@ -43,7 +44,7 @@ class RecordedValues:
     def alias(self, x: Any, number: int) -> int:
         """Let ``x`` stand for the value with this number too; return the number."""
         self._numbers[id(x)] = number
-        self._alive.append(x)
+        self._kept_alive.append(x)
         return number
 
     def number(self, x: torch.Tensor) -> int:
@@ -62,13 +63,13 @@ class RecordedValues:
         """Return the stage that makes the value of ``x``; None for a plain tensor."""
         return self._program.values[self.number(x)].stage
 
-    def latest(self, given: Any) -> int | None:
+    def latest_stage(self, given: Any) -> int | None:
         """Return the last stage that made a global tensor in ``given``; None if all are plain.
 
         A call outside the modules of stages runs in this stage.
         """
-        made_in = [self.stage_of(x) for x in tensors_in(given) if is_global(x)]
-        return max((stage for stage in made_in if stage is not None), default=None)
+        stages = [self.stage_of(x) for x in tensors_in(given) if is_global(x)]
+        return max((stage for stage in stages if stage is not None), default=None)
 
     def stage_on(self, x: Any) -> int | None:
         """Return the first stage on the placement of ``x``; None for a plain tensor.
@@ -79,8 +80,8 @@ class RecordedValues:
         if not is_global(x):
             return None
         placement = x._spec.placement  # type: ignore[attr-defined]
-        for index, where in self._stages.items():
-            if where == placement:
+        for index, stage_placement in self._stages.items():
+            if stage_placement == placement:
                 return index
         raise ValueError(
             f"{self._program.name}: a tensor is on {placement}, where no stage is: "
@@ -89,7 +90,7 @@ class RecordedValues:
             "  Move it there, or set a stage on its placement."
         )
 
-    def own(self, x: torch.Tensor, line: str) -> Any:
+    def stand_in_for(self, x: torch.Tensor, line: str) -> Any:
         """Return the stand-in for a tensor that a call uses, or ``x`` itself if it is one.
 
         A tensor from before the recording gets a stand-in at its first use. ``line`` is the user's
@@ -100,8 +101,8 @@ class RecordedValues:
             ValueError: ``x`` is a plain parameter, or on a placement of no stage.
         """
         if id(x) in self._numbers:
-            known = self._program.values[self.number(x)].spec
-            if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
+            recorded_spec = self._program.values[self.number(x)].spec
+            if recorded_spec is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
                 raise RuntimeError(
                     f"{self._program.name}: at {line} a global tensor is used that was made, "
                     "or laid out again, in the program itself.\n"
@@ -121,11 +122,11 @@ class RecordedValues:
                 "  What lies between the modules of stages is recorded once, without values.\n"
                 "  Do it inside a stage's module, or before the step."
             )
-        return self._from_before(x, line)
+        return self._stand_in_of_earlier(x, line)
 
-    def _from_before(self, x: torch.Tensor, line: str) -> Any:
+    def _stand_in_of_earlier(self, x: torch.Tensor, line: str) -> Any:
         """Return the stand-in for a tensor from before the step, which the program reads itself."""
-        if id(x) not in self._before:
+        if id(x) not in self._earlier_stand_ins:
             if x.requires_grad and not is_global(x):
                 raise ValueError(
                     f"{self._program.name}: at {line} a plain tensor of shape "
@@ -133,7 +134,7 @@ class RecordedValues:
                     "of stages lie on the placement of a stage.\n"
                     "  Put it there: consistent.parallelize(module, placement)."
                 )
-            made = self._before[id(x)] = stand_in(x)
-            self._program.values[self.add(made, self.stage_on(x))].read = lambda: x
-            self._alive.append(x)
-        return self._before[id(x)]
+            new_stand_in = self._earlier_stand_ins[id(x)] = stand_in(x)
+            self._program.values[self.add(new_stand_in, self.stage_on(x))].read = lambda: x
+            self._kept_alive.append(x)
+        return self._earlier_stand_ins[id(x)]

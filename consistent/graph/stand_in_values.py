@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..spec.nested import map_each, map_tensors, tensors_in
+from ..spec.nested import map_instances, map_tensors, tensors_in
 
 
 class StandInValues:
@@ -20,23 +20,24 @@ class StandInValues:
         self._values: dict[int, torch.Tensor] = {}  # id of a stand-in -> its values
         self._stand_ins: dict[int, Any] = {}  # id of values -> their stand-in
         self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
-        self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
+        # Ids of stand-ins whose values may have been overwritten.
+        self._overwritten: set[int] = set()
 
-    def put(self, made: Any, x: torch.Tensor, by_inputs: bool) -> None:
-        """Note ``x`` as the values of the stand-in ``made``.
+    def put(self, stand_in: Any, x: torch.Tensor, by_inputs: bool) -> None:
+        """Note ``x`` as the values of the stand-in ``stand_in``.
 
         ``by_inputs`` says that they follow from the step's inputs, and not only from sizes.
         """
-        self._values[id(made)] = x
-        self._stand_ins[id(x)] = made
+        self._values[id(stand_in)] = x
+        self._stand_ins[id(x)] = stand_in
         if by_inputs:
-            self._by_inputs.add(id(made))
+            self._by_inputs.add(id(stand_in))
 
     def get(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the values of the stand-in ``x``; None if they are not known."""
-        return None if id(x) in self._lost else self._values.get(id(x))
+        return None if id(x) in self._overwritten else self._values.get(id(x))
 
-    def noted(self, x: torch.Tensor) -> torch.Tensor | None:
+    def noted_values(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the values that were noted for ``x``, even if a write may have changed them."""
         return self._values.get(id(x))
 
@@ -52,9 +53,9 @@ class StandInValues:
         """
         if any(self.get(x) is None for x in tensors_in(given)):
             return None
-        made = map_tensors(given, lambda x: self._values[id(x)])
+        values = map_tensors(given, lambda x: self._values[id(x)])
         meta, cpu = torch.device("meta"), torch.device("cpu")
-        return map_each(made, torch.device, lambda d: cpu if d == meta else d)
+        return map_instances(values, torch.device, lambda d: cpu if d == meta else d)
 
     def follow(self, given: tuple, writes: bool) -> bool:
         """Return whether the result of a call on ``given`` follows from the step's inputs.
@@ -62,14 +63,14 @@ class StandInValues:
         If such a call writes, all known values count as following from inputs from then on, since
         any of them may be a view of what was written.
         """
-        found = any(id(x) in self._by_inputs for x in tensors_in(given))
-        if found and writes:
+        follows = any(id(x) in self._by_inputs for x in tensors_in(given))
+        if follows and writes:
             self._by_inputs |= set(self._values)
-        return found
+        return follows
 
     def forget(self) -> None:
         """Forget all values known so far, after a call without known values has written in place.
 
         Any of them may be a view of what it wrote.
         """
-        self._lost |= set(self._values)
+        self._overwritten |= set(self._values)

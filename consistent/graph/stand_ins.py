@@ -12,7 +12,7 @@ from mirrored.transports.default import current, use
 from mirrored.transports.outside import Outside
 
 from ..dispatch import _C
-from ..dispatch.plans.plan import looked_up_in
+from ..dispatch.plans.plan import use_plan_table
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..spec import TensorSpec
@@ -25,10 +25,10 @@ def stand_in(x: torch.Tensor) -> Any:
     """
     if not is_global(x):
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
-    return of_spec(x._spec, x.requires_grad)  # type: ignore[attr-defined]
+    return stand_in_of_spec(x._spec, x.requires_grad)  # type: ignore[attr-defined]
 
 
-def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
+def stand_in_of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
     """Return a global tensor with this spec and without values.
 
     It is what a rank outside the placement has in place of the tensor.
@@ -39,35 +39,37 @@ def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
 
 
 @contextmanager
-def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
+def swap_parameters(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
     """Replace the global parameters and buffers of ``modules`` by stand-ins inside the block.
 
     Yields {id of a stand-in: (module, key of the parameter)}. A tensor that several modules share
     has one stand-in.
     """
-    kept: list[tuple[dict, str, Any]] = []
+    originals: list[tuple[dict, str, Any]] = []
     places: dict[int, Any] = {}
-    made: dict[int, Any] = {}
+    stand_ins: dict[int, Any] = {}
     try:
         for module in modules:
             for store in (module._parameters, module._buffers):
                 for key, x in list(store.items()):
                     if x is None or not is_global(x):
                         continue
-                    if id(x) not in made:
-                        made[id(x)] = stand_in(x)
-                        places[id(made[id(x)])] = module, key
+                    if id(x) not in stand_ins:
+                        stand_ins[id(x)] = stand_in(x)
+                        places[id(stand_ins[id(x)])] = module, key
                     # Noted before it is replaced, so that an error cannot leave a stand-in behind.
-                    kept.append((store, key, x))
-                    store[key] = made[id(x)]
+                    originals.append((store, key, x))
+                    store[key] = stand_ins[id(x)]
         yield places
     finally:
-        for store, key, x in reversed(kept):
+        for store, key, x in reversed(originals):
             store[key] = x
 
 
 @contextmanager
-def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
+def outside_all_placements(
+    why: str, size: int | None = None, plan_each: bool = False
+) -> Iterator[None]:
     """Run the block as a rank outside all placements, which computes and sends nothing.
 
     Programs are recorded and simulated in it. The block does not advance the random numbers of the
@@ -79,10 +81,10 @@ def outside(why: str, size: int | None = None, plan_each: bool = False) -> Itera
         plan_each: plan each call for its own sizes, so that no plan serves several sizes.
     """
     transport = current()
-    following = Outside(transport, why, transport.size if size is None else size)
+    outside_transport = Outside(transport, why, transport.size if size is None else size)
     with (
-        looked_up_in(_C.PlanTable(plan_each)),
-        use(following),
-        generator.separate(generator.get_state()),
+        use_plan_table(_C.PlanTable(plan_each)),
+        use(outside_transport),
+        generator.separate_state(generator.get_state()),
     ):
         yield

@@ -9,10 +9,10 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from ..spec import NdSbp, Placement, TensorSpec
-from .effects import Writes
+from .effects import WriteChecker
 from .program import StagesProgram, StageTransfer
 from .recorded_values import RecordedValues
-from .stand_ins import of_spec
+from .stand_ins import stand_in_of_spec
 
 LayoutOf = Callable[[int, tuple[int, ...]], NdSbp]
 
@@ -33,16 +33,16 @@ class Transfers:
         self,
         program: StagesProgram,
         values: RecordedValues,
-        effects: Writes,
+        effects: WriteChecker,
         stages: Mapping[int, Placement],
         layout_of: LayoutOf,
         automatic: bool,
     ) -> None:
         self._program, self._values, self._effects = program, values, effects
         self._stages, self._layout_of, self._automatic = stages, layout_of, automatic
-        self._moved: dict[tuple[int, int, TensorSpec], Any] = {}
+        self._arrived_tensors: dict[tuple[int, int, TensorSpec], Any] = {}
 
-    def at(self, x: torch.Tensor, stage: int, what: str, line: str) -> Any:
+    def move_if_needed(self, x: torch.Tensor, stage: int, what: str, line: str) -> Any:
         """Return ``x`` for use in ``stage``: a global tensor of another stage is moved there.
 
         ``what`` is the call that uses it, and ``line`` its source line, for errors.
@@ -72,19 +72,21 @@ class Transfers:
         source = self._values.number(x)
         self._effects.check_read(source, stage, "what is moved", line)
         key = source, stage, target
-        if key not in self._moved:
-            made = of_spec(target, x.requires_grad)
-            arrives = self._values.add(made, stage)
+        if key not in self._arrived_tensors:
+            new_tensor = stand_in_of_spec(target, x.requires_grad)
+            arrived_number = self._values.add(new_tensor, stage)
             sender = self._values.stage_of(x)
             assert sender is not None
             moves = self._program.moves
-            moves.append(StageTransfer(len(moves), source, arrives, sender, stage, line))
-            self._effects.sent(x, moves[-1])
+            moves.append(StageTransfer(len(moves), source, arrived_number, sender, stage, line))
+            self._effects.note_transfer(x, moves[-1])
             # A view, because torch refuses writes in place into a leaf that requires grad.
-            self._moved[key] = made.view_as(made) if made.requires_grad else made
-            self._values.alias(self._moved[key], arrives)
-            self._effects.copied(source, stage, self._moved[key])
-        return self._moved[key]
+            self._arrived_tensors[key] = (
+                new_tensor.view_as(new_tensor) if new_tensor.requires_grad else new_tensor
+            )
+            self._values.alias(self._arrived_tensors[key], arrived_number)
+            self._effects.note_copy(source, stage, self._arrived_tensors[key])
+        return self._arrived_tensors[key]
 
     def next_on(self, target: TensorSpec, stage: int, line: str) -> int:
         """Return the first stage from ``stage`` on whose placement is that of ``target``.

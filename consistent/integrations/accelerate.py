@@ -36,7 +36,7 @@ from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .spread import Spread
+from .spread import TrainingLayout
 from .whole import whole
 
 
@@ -78,17 +78,17 @@ class Accelerator(accelerate.Accelerator):
     ) -> None:
         as_one_process()
         super().__init__(**options)
-        self._spread = Spread(placement, plan, sbp, whole, pad)
+        self._spread = TrainingLayout(placement, plan, sbp, whole, pad)
 
     @classmethod
-    def take_over(cls, made: accelerate.Accelerator, spread: Spread) -> None:
+    def take_over(cls, accelerator: accelerate.Accelerator, spread: TrainingLayout) -> None:
         """Turn an Accelerator that another library has made into one of this class, in place.
 
         The adapter of transformers' ``Trainer`` calls it. ``spread`` says how models and batches
         are laid out.
         """
-        made.__class__ = cls
-        made.__dict__["_spread"] = spread
+        accelerator.__class__ = cls
+        accelerator.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects as accelerate does, with models and batches made global.
@@ -97,14 +97,16 @@ class Accelerator(accelerate.Accelerator):
         parameters instead.
         """
         models = [x for x in args if isinstance(x, torch.nn.Module)]
-        before = [list(model.parameters()) for model in models]
+        old_parameters = [list(model.parameters()) for model in models]
         prepared = super().prepare(*args, device_placement=device_placement)
         # parallelize keeps the order of parameters, so old and new ones correspond by position.
-        new = {id(a): b for m, old in zip(models, before) for a, b in zip(old, m.parameters())}
+        new_by_id = {
+            id(a): b for m, old in zip(models, old_parameters) for a, b in zip(old, m.parameters())
+        }
         for x in args:
             if isinstance(x, torch.optim.Optimizer):
                 for group in x.param_groups:
-                    group["params"] = [new.get(id(p), p) for p in group["params"]]
+                    group["params"] = [new_by_id.get(id(p), p) for p in group["params"]]
         return prepared
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
@@ -128,9 +130,11 @@ class Accelerator(accelerate.Accelerator):
         shard = super().prepare_data_loader(data_loader, *args, **options)
         # accelerate has registered its own loader; the one made here takes its place.
         self._dataloaders.pop()
-        made = PreparedLoader(self._spread.loader(_plain(data_loader, shard, self._spread.whole)))
-        self._dataloaders.append(made)
-        return made
+        prepared = PreparedLoader(
+            self._spread.loader(_plain_loader(data_loader, shard, self._spread.whole))
+        )
+        self._dataloaders.append(prepared)
+        return prepared
 
     def gather(self, tensor: Any) -> Any:
         """Return ``tensor`` with plain whole tensors in place of global ones, on every rank.
@@ -169,16 +173,18 @@ class Accelerator(accelerate.Accelerator):
         Each rank writes its shards. The folder is ``output_dir``, or else the project's, or the
         working folder.
         """
-        return checkpoint.save(output_dir or self.project_dir or ".", keep=None, **self._objects())
+        return checkpoint.save(
+            output_dir or self.project_dir or ".", keep=None, **self._prepared_objects()
+        )
 
     def load_state(self, input_dir: str | None = None, **options: Any) -> None:  # type: ignore
         """Load all prepared objects by ``consistent.checkpoint.load``.
 
         The checkpoint may have been saved under another plan or number of ranks.
         """
-        checkpoint.load(input_dir or self.project_dir or ".", **self._objects())
+        checkpoint.load(input_dir or self.project_dir or ".", **self._prepared_objects())
 
-    def _objects(self) -> dict[str, Any]:
+    def _prepared_objects(self) -> dict[str, Any]:
         kinds = {
             "model": self._models,
             "optimizer": [getattr(x, "optimizer", x) for x in self._optimizers],
@@ -186,21 +192,21 @@ class Accelerator(accelerate.Accelerator):
             "loader": self._dataloaders,
             "custom": self._custom_objects,
         }
-        return {f"{kind}_{i}": x for kind, found in kinds.items() for i, x in enumerate(found)}
+        return {f"{kind}_{i}": x for kind, objects in kinds.items() for i, x in enumerate(objects)}
 
 
 class PreparedLoader(DataLoaderStateMixin):
     """Loader of global batches, in the form that ``Accelerator.prepare`` returns.
 
-    It wraps ``made``, and tells accelerate the batch size and which batch is the last.
+    It wraps ``batches``, and tells accelerate the batch size and which batch is the last.
     """
 
-    def __init__(self, made: Loader) -> None:
-        self.batches = made
+    def __init__(self, batches: Loader) -> None:
+        self.batches = batches
         self.gradient_state = GradientState()
-        size = getattr(made.batch_sampler, "batch_size", None) or made.batch_size
+        size = getattr(batches.batch_sampler, "batch_size", None) or batches.batch_size
         self.total_batch_size = size or 1
-        self._drop_last = made.drop_last
+        self._drop_last = batches.drop_last
 
     def __getattr__(self, name: str) -> Any:
         if name == "batches":  # not set yet, as during unpickling: avoids endless recursion
@@ -213,37 +219,39 @@ class PreparedLoader(DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:
         self.begin()
         try:
-            left = None
+            last_number = None
             if not isinstance(self.dataset, IterableDataset):  # a stream does not know its end
-                left = len(self) - -(-self.batches.state_dict()["items"] // self.total_batch_size)
+                last_number = len(self) - -(
+                    -self.batches.state_dict()["items"] // self.total_batch_size
+                )
             for number, batch in enumerate(self.batches, 1):
-                self.end_of_dataloader = number == left
+                self.end_of_dataloader = number == last_number
                 yield batch
         finally:
             self.end()
 
 
-def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
-    """Return a plain DataLoader of the data of ``given``, in the order that accelerate has chosen.
+def _plain_loader(loader: DataLoader, shard: Any, reads_whole: bool) -> DataLoader:
+    """Return a plain DataLoader of the data of ``loader``, in the order that accelerate has chosen.
 
-    ``shard`` is the loader that accelerate has made from ``given``. Only its batch sampler is used:
-    it has an iteration of its own, which ``consistent.data.loader`` refuses. ``together`` is
-    whether each rank reads whole batches.
+    ``shard`` is the loader that accelerate has made from ``loader``. Only its batch sampler is
+    used: it has an iteration of its own, which ``consistent.data.loader`` refuses. ``reads_whole``
+    is whether each rank reads whole batches.
     """
     options: dict[str, Any] = {
-        name: getattr(given, name)
+        name: getattr(loader, name)
         for name in (
             "num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
             "generator", "prefetch_factor", "persistent_workers",
         )
     }  # fmt: skip
     # A worker_init_fn may seed by rank, and for whole batches all ranks must draw the same.
-    if not together:
-        options["worker_init_fn"] = given.worker_init_fn
-    if isinstance(given.dataset, IterableDataset) or given.batch_sampler is None:
-        options |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
-        if not isinstance(given.dataset, IterableDataset):
-            options["sampler"] = given.sampler
+    if not reads_whole:
+        options["worker_init_fn"] = loader.worker_init_fn
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not isinstance(loader.dataset, IterableDataset):
+            options["sampler"] = loader.sampler
     else:
         options["batch_sampler"] = shard.batch_sampler
-    return DataLoader(given.dataset, **options)
+    return DataLoader(loader.dataset, **options)

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ..checkpoint.agreement import from_first
@@ -27,7 +27,7 @@ from ..elastic import Job
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
 from .lightning_state import KeptLoops
-from .spread import Spread
+from .spread import TrainingLayout
 from .whole import whole
 
 
@@ -59,8 +59,8 @@ class GlobalStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__(device=placement.type, **options)
-        self._spread = Spread(placement, plan, sbp, whole, pad)
-        self._kept = None if elastic is None else KeptLoops(elastic)
+        self._spread = TrainingLayout(placement, plan, sbp, whole, pad)
+        self._elastic_state = None if elastic is None else KeptLoops(elastic)
         self.global_rank = current().rank
 
     def setup(self, trainer: Any) -> None:
@@ -69,8 +69,8 @@ class GlobalStrategy(SingleDeviceStrategy):
         In an elastic job also restore the state after the last step, if there was one.
         """
         super().setup(trainer)
-        if self._kept is not None and trainer.state.fn == "fit":
-            self._kept.keep(trainer, self.model)
+        if self._elastic_state is not None and trainer.state.fn == "fit":
+            self._elastic_state.keep(trainer, self.model)
 
     @property
     def is_global_zero(self) -> bool:
@@ -110,7 +110,7 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return rank ``src``'s ``obj`` on every rank."""
-        return gathered(obj if current().rank == src else None)[src]
+        return gather_from_ranks(obj if current().rank == src else None)[src]
 
     # -- checkpoints, as one process writes them ---------------------------------------------------
 
@@ -127,5 +127,8 @@ class GlobalStrategy(SingleDeviceStrategy):
     ) -> None:
         """Write the checkpoint on rank 0; the other ranks wait until it is written."""
         save = super().save_checkpoint
-        plain = whole(checkpoint)  # a callback keeps the best logged value, which is global
-        from_first(f"lightning: save {filepath}", lambda: save(plain, filepath, storage_options))
+        # A callback keeps the best logged value, which is global.
+        plain_checkpoint = whole(checkpoint)
+        from_first(
+            f"lightning: save {filepath}", lambda: save(plain_checkpoint, filepath, storage_options)
+        )

@@ -24,7 +24,7 @@ class KeptLoops(lightning.Callback):
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._random: dict[str, Any] = {}  # random states to restore before the first batch
+        self._random_states: dict[str, Any] = {}  # random states to restore before the first batch
 
     def keep(self, trainer: Any, model: Any) -> None:
         """Register the Trainer's objects with the elastic job, and restore its last step's state.
@@ -39,7 +39,7 @@ class KeptLoops(lightning.Callback):
             **{f"scheduler_{k}": x for k, x in enumerate(schedulers)},
         )
         if "loops" in values:
-            self._random = RandomState().state_dict()
+            self._random_states = RandomState().state_dict()
             trainer.fit_loop.load_state_dict(values["loops"])
             for each in trainer.callbacks:
                 if each.state_key in values["callbacks"]:
@@ -51,9 +51,9 @@ class KeptLoops(lightning.Callback):
 
         ``keep`` has restored it before, but setting up the loaders has drawn random numbers since.
         """
-        if self._random:
-            RandomState().load_state_dict(self._random)
-            self._random = {}
+        if self._random_states:
+            RandomState().load_state_dict(self._random_states)
+            self._random_states = {}
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         """End a step of the elastic job, which stores the Trainer's state after this batch.

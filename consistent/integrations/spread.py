@@ -13,7 +13,7 @@ from ..spec import Placement, SbpLike
 
 
 @dataclass(frozen=True)
-class Spread:
+class TrainingLayout:
     """How an adapter lays out the model and batches of another library's training loop.
 
     ``placement`` and ``plan`` are those of ``consistent.parallelize``; ``sbp``, ``whole`` and
@@ -26,6 +26,6 @@ class Spread:
     whole: bool = False
     pad: Pad = None
 
-    def loader(self, given: DataLoader) -> Loader:
-        """Return a loader of global batches with the data of the DataLoader ``given``."""
-        return loader(given, self.placement, self.sbp, whole=self.whole, pad=self.pad)
+    def loader(self, data_loader: DataLoader) -> Loader:
+        """Return a loader of global batches with the data of the DataLoader ``data_loader``."""
+        return loader(data_loader, self.placement, self.sbp, whole=self.whole, pad=self.pad)

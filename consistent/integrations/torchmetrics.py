@@ -28,14 +28,14 @@ def logical(metric: AnyMetric) -> AnyMetric:
     Returns:
         ``metric`` itself, changed in place.
     """
-    for each in metric.modules():
-        if isinstance(each, Metric):
-            each.distributed_available_fn = lambda: False
-            each.update = _of_whole(each.update)  # type: ignore[method-assign]
+    for module in metric.modules():
+        if isinstance(module, Metric):
+            module.distributed_available_fn = lambda: False
+            module.update = _update_on_whole(module.update)  # type: ignore[method-assign]
     return metric
 
 
-def _of_whole(update: Callable[..., None]) -> Callable[..., None]:
+def _update_on_whole(update: Callable[..., None]) -> Callable[..., None]:
     def updated(*args: Any, **options: Any) -> None:
         update(*whole(args), **whole(options))
 

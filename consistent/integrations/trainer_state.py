@@ -30,9 +30,9 @@ class KeptTrainer:
 
     def __init__(self, job: Job) -> None:
         self.goes_on = False
-        self._job, self._done = job, 0
+        self._job, self._committed_step = job, 0
         self._losses: dict[str, Any] = {}  # sums of losses to restore once the Trainer has begun
-        self._random: dict[str, Any] = {}
+        self._random_states: dict[str, Any] = {}
 
     def keep(self, trainer: Any) -> None:
         """Register the Trainer's objects with the elastic job, and restore its last step's state.
@@ -42,36 +42,36 @@ class KeptTrainer:
         values = self._job.keep(
             model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler
         )
-        self._random = RandomState().state_dict()
+        self._random_states = RandomState().state_dict()
         if "state" not in values:
             return
         self.goes_on = True
         self._losses = json.loads(values["losses"])
         trainer.state = TrainerState(**json.loads(values["state"]))
         # The Trainer restores callbacks only with this option.
-        asked = trainer.args.restore_callback_states_from_checkpoint
+        previous = trainer.args.restore_callback_states_from_checkpoint
         trainer.args.restore_callback_states_from_checkpoint = True
         trainer._load_callback_state()
-        trainer.args.restore_callback_states_from_checkpoint = asked
-        self._done = trainer.state.global_step
+        trainer.args.restore_callback_states_from_checkpoint = previous
+        self._committed_step = trainer.state.global_step
 
-    def put_back_random(self) -> None:
+    def restore_random(self) -> None:
         """Restore the random state of the last step.
 
         Call this before the first batch: ``keep`` has restored the state before, but preparing the
         data has drawn random numbers since.
         """
-        RandomState().load_state_dict(self._random)
+        RandomState().load_state_dict(self._random_states)
 
-    def put_back_losses(self, trainer: Any) -> None:
+    def restore_losses(self, trainer: Any) -> None:
         """Restore the losses that were summed since the Trainer last logged.
 
         Call this once the Trainer has begun to train, because that resets these losses.
         """
-        found, self._losses = self._losses, {}
-        if found:
-            trainer._tr_loss = torch.tensor(found.pop("_tr_loss"), device=trainer.args.device)
-            for name, value in found.items():
+        losses, self._losses = self._losses, {}
+        if losses:
+            trainer._tr_loss = torch.tensor(losses.pop("_tr_loss"), device=trainer.args.device)
+            for name, value in losses.items():
                 setattr(trainer, name, value)
 
     def commit(self, trainer: Any) -> None:
@@ -79,10 +79,10 @@ class KeptTrainer:
 
         Does nothing if the Trainer has not finished a step since the last call.
         """
-        if trainer.state.global_step == self._done:
+        if trainer.state.global_step == self._committed_step:
             return
-        self._done = trainer.state.global_step
-        trainer.state.stateful_callbacks = _callbacks(trainer)
+        self._committed_step = trainer.state.global_step
+        trainer.state.stateful_callbacks = _callback_states(trainer)
         losses = {
             "_tr_loss": float(whole(trainer._tr_loss)),
             "_total_loss_scalar": trainer._total_loss_scalar,
@@ -93,14 +93,16 @@ class KeptTrainer:
         self._job.commit(state=state, losses=json.dumps(losses))
 
 
-def _callbacks(trainer: Any) -> dict[str, Any]:
+def _callback_states(trainer: Any) -> dict[str, Any]:
     """Return the states of the Trainer's callbacks and control, by class name.
 
     This is the form in which the Trainer's checkpoints have them. For a class with several
     callbacks it is a list of states.
     """
-    found: dict[str, Any] = {}
-    for each in [*trainer.callback_handler.callbacks, trainer.control]:
-        if isinstance(each, ExportableState):
-            found.setdefault(type(each).__name__, []).append(each.state())
-    return {name: states if len(states) > 1 else states[0] for name, states in found.items()}
+    states_by_class: dict[str, Any] = {}
+    for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(callback, ExportableState):
+            states_by_class.setdefault(type(callback).__name__, []).append(callback.state())
+    return {
+        name: states if len(states) > 1 else states[0] for name, states in states_by_class.items()
+    }

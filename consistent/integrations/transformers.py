@@ -25,12 +25,12 @@ from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
-from .spread import Spread
+from .spread import TrainingLayout
 from .trainer_state import KeptTrainer
-from .whole import whole, whole_on_first
+from .whole import gather_on_first, whole
 
 # Passed for a checkpoint's path, to mean the elastic job's last step; compared by identity.
-_KEPT = "the last step"
+_LAST_STEP = "the last step"
 
 
 class GlobalTensors:
@@ -64,10 +64,10 @@ class GlobalTensors:
         **options: Any,
     ) -> None:
         as_one_process()
-        self._kept = None if elastic is None else KeptTrainer(elastic)
+        self._elastic_state = None if elastic is None else KeptTrainer(elastic)
         place = placement or Placement.all("cpu")
         entries = (S(0), *(B,) * (place.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
-        self._spread = Spread(place, plan, entries, whole, pad)
+        self._spread = TrainingLayout(place, plan, entries, whole, pad)
         super().__init__(*args, **options)
         model: Any = self.model  # type: ignore[attr-defined]
         if not any(map(is_global, model.parameters())):
@@ -76,8 +76,8 @@ class GlobalTensors:
     def create_accelerator_and_postprocess(self) -> None:
         """Create the Trainer's accelerator, and make it prepare global models and batches."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        made: Any = self.accelerator  # type: ignore[attr-defined]
-        Accelerator.take_over(made, self._spread)
+        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
+        Accelerator.take_over(accelerator, self._spread)
 
     def _init_training_state(self, max_steps: int, steps: int, *args: Any) -> tuple[int, int]:
         """Return (finished epochs, finished batches of the next epoch), at which training begins.
@@ -85,18 +85,18 @@ class GlobalTensors:
         It replaces the Trainer's method, which is called at the start of training. In an elastic
         job with a finished step it also restores the Trainer's state after that step.
         """
-        found = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
-        if self._kept is None:
-            return found
-        it: Any = self
-        it.create_optimizer_and_scheduler(max_steps)
-        self._kept.keep(self)
-        if not self._kept.goes_on:
-            return found
+        result = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
+        if self._elastic_state is None:
+            return result
+        trainer: Any = self
+        trainer.create_optimizer_and_scheduler(max_steps)
+        self._elastic_state.keep(self)
+        if not self._elastic_state.goes_on:
+            return result
         epochs, _, trial = args
-        it.state.init_training_references(self, max_steps, epochs, trial)
-        done, left = divmod(it.state.global_step, steps)
-        return done, left * it.args.gradient_accumulation_steps
+        trainer.state.init_training_references(self, max_steps, epochs, trial)
+        finished_epochs, steps_done = divmod(trainer.state.global_step, steps)
+        return finished_epochs, steps_done * trainer.args.gradient_accumulation_steps
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
         """Prepare as the Trainer does, but read no checkpoint if the job restored the state.
@@ -105,14 +105,16 @@ class GlobalTensors:
         last step's state itself.
         """
         prepare = super()._prepare_for_training  # type: ignore[misc]
-        if self._kept is None:
+        if self._elastic_state is None:
             return prepare(max_steps, train_dataloader, resume)
-        it: Any = self
+        trainer: Any = self
         # Else the Trainer would replace the scheduler, whose state has been restored already.
-        made, it._created_lr_scheduler = it._created_lr_scheduler, False
-        found = prepare(max_steps, train_dataloader, None if self._kept.goes_on else resume)
-        it._created_lr_scheduler = made
-        return found
+        created, trainer._created_lr_scheduler = trainer._created_lr_scheduler, False
+        result = prepare(
+            max_steps, train_dataloader, None if self._elastic_state.goes_on else resume
+        )
+        trainer._created_lr_scheduler = created
+        return result
 
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
@@ -124,22 +126,23 @@ class GlobalTensors:
         """
         train_dataloader.set_epoch(epoch)
         run = super()._run_epoch  # type: ignore[misc]
-        if self._kept is None:
+        if self._elastic_state is None:
             return run(model, epoch, train_dataloader, *args, **options)
-        self._kept.put_back_losses(self)
-        if self._kept.goes_on:
-            options["resume_from_checkpoint"] = _KEPT
-        self._steps = options["num_update_steps_per_epoch"]
+        self._elastic_state.restore_losses(self)
+        if self._elastic_state.goes_on:
+            options["resume_from_checkpoint"] = _LAST_STEP
+        self._steps_per_epoch = options["num_update_steps_per_epoch"]
         run(model, epoch, train_dataloader, *args, **options)
-        self._kept.commit(self)  # ends the last step of the epoch, after its logs and evaluation
+        # Ends the last step of the epoch, after its logs and evaluation.
+        self._elastic_state.commit(self)
 
     def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
         """Log, save and evaluate as the Trainer does, and then end the step of an elastic job."""
         super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
         state: Any = self.state  # type: ignore[attr-defined]
         # The last step of an epoch is committed in _run_epoch.
-        if self._kept is not None and state.global_step % self._steps:
-            self._kept.commit(self)
+        if self._elastic_state is not None and state.global_step % self._steps_per_epoch:
+            self._elastic_state.commit(self)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         """Finalize as the Trainer does, with the losses of all steps since the job began.
@@ -147,14 +150,14 @@ class GlobalTensors:
         If all steps were finished before a rank was lost, no epoch is run again, and the losses
         are restored here.
         """
-        if self._kept is not None:  # no epoch ran if all steps had been finished before
-            self._kept.put_back_losses(self)
+        if self._elastic_state is not None:  # no epoch ran if all steps had been finished before
+            self._elastic_state.restore_losses(self)
         return super()._finalize_training(*args, **options)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         """Restore the random states of a checkpoint, or of the last step of an elastic job."""
-        if checkpoint is _KEPT and self._kept is not None:
-            return self._kept.put_back_random()
+        if checkpoint is _LAST_STEP and self._elastic_state is not None:
+            return self._elastic_state.restore_random()
         return super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _prepare_input(self, data: Any) -> Any:
@@ -171,13 +174,13 @@ class GlobalTensors:
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         model: Any = self.model  # type: ignore[attr-defined]
         # A collective, so all ranks run it before rank 0 alone writes.
-        found = whole_on_first(model.state_dict() if state_dict is None else state_dict)
+        whole_state = gather_on_first(model.state_dict() if state_dict is None else state_dict)
         save = super()._save  # type: ignore[misc]
-        from_first("Trainer: save the model", lambda: save(output_dir, state_dict=found))
+        from_first("Trainer: save the model", lambda: save(output_dir, state_dict=whole_state))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
-        holder = _Saved(whole_on_first(optimizer.state_dict()))
+        holder = _StateHolder(gather_on_first(optimizer.state_dict()))
         save = super()._save_optimizer_and_scheduler  # type: ignore[misc]
         # The Trainer writes what ``self.optimizer.state_dict()`` returns.
         self.optimizer = holder
@@ -195,7 +198,7 @@ class GlobalTensors:
         return whole(super().prediction_step(*args, **options))  # type: ignore[misc]
 
 
-class _Saved:
+class _StateHolder:
     """Object whose ``state_dict()`` is ``state``; it replaces the Trainer's optimizer for a save.
 
     The Trainer writes ``self.optimizer.state_dict()``, and should write the unsharded state.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ..data.nested import mapped
+from ..data.nested import map_leaves
 from ..dispatch.plans.shards import is_global
 
 
@@ -18,30 +18,31 @@ def whole(x: Any) -> Any:
 
     ``x`` may be any nesting of containers. All other values are returned as they are.
     """
-    known: dict[int, Tensor] = {}
+    wholes: dict[int, Tensor] = {}
 
-    def made(_: Any, value: Tensor) -> Tensor:
+    def whole_value(_: Any, value: Tensor) -> Tensor:
         if not is_global(value):
             return value
-        if id(value) not in known:  # a tied weight stays one tensor
-            known[id(value)] = value.full()  # type: ignore[attr-defined]
-        return known[id(value)]
+        if id(value) not in wholes:  # a tied weight stays one tensor
+            wholes[id(value)] = value.full()  # type: ignore[attr-defined]
+        return wholes[id(value)]
 
-    return mapped(made, x)
+    return map_leaves(whole_value, x)
 
 
-def whole_on_first(x: Any) -> Any:
+def gather_on_first(x: Any) -> Any:
     """Return ``x`` with whole plain tensors in place of global ones on rank 0, None on other ranks.
 
-    A collective. It takes less memory than ``whole``: other ranks hold one whole tensor at a time.
+    A collective. It takes less memory than ``whole``: other ranks hold one whole tensor at a
+    time.
     """
-    first = current().rank == 0
-    found = mapped(
-        lambda _, v: _kept(v.full(), first) if is_global(v) else v,  # type: ignore[attr-defined]
+    is_first = current().rank == 0
+    result = map_leaves(
+        lambda _, v: _keep_or_empty(v.full(), is_first) if is_global(v) else v,  # type: ignore[attr-defined]
         x,
     )
-    return found if first else None
+    return result if is_first else None
 
 
-def _kept(value: Tensor, keep: bool) -> Tensor:
+def _keep_or_empty(value: Tensor, keep: bool) -> Tensor:
     return value if keep else torch.empty(0)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch.utils.data import Dataset, Subset
 
-from mirrored.transports.torch_dist.islands import Between, enter, enter_whole
+from mirrored.transports.torch_dist.islands import IslandPosition, enter, enter_as_island
 
 from .meetings import Meetings
 from .outer import Outer
@@ -27,9 +27,9 @@ class Islands:
         count: number of islands.
     """
 
-    def __init__(self, between: Between, patience: float | None) -> None:
+    def __init__(self, between: IslandPosition, patience: float | None) -> None:
         self.number, self.count, self._between = between.number, between.count, between
-        self._patience, self._outers = patience, 0
+        self._patience, self._outer_count = patience, 0
 
     def part(self, data: Dataset[T]) -> Subset[T]:
         """Return the subset of ``data`` that this island trains on: every ``count``-th item.
@@ -88,8 +88,8 @@ class Islands:
                 or arguments. All islands raise.
         """
         # A number for each call, so that a second model does not meet the first one's keys.
-        self._outers += 1
-        meetings = Meetings(self._between, self._patience, f"outer {self._outers}")
+        self._outer_count += 1
+        meetings = Meetings(self._between, self._patience, f"outer {self._outer_count}")
         return Outer(meetings, model, optimizer, every, parts, dtype)
 
     def __repr__(self) -> str:
@@ -149,4 +149,4 @@ def join(
         return Islands(enter(count, timeout), patience)
     if not 0 <= number < count:
         raise ValueError(f"islands.join({count}): number={number}. Give one of 0 to {count - 1}.")
-    return Islands(enter_whole(number, count, endpoint, timeout), patience)
+    return Islands(enter_as_island(number, count, endpoint, timeout), patience)

@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrored.codecs import of_dtype
-from mirrored.every_rank import gathered
-from mirrored.transports.torch_dist.islands import Line
+from mirrored.codecs import codec_of_dtype
+from mirrored.every_rank import gather_from_ranks
+from mirrored.transports.torch_dist.islands import IslandConnection
 
 from ..dispatch.plans.shards import is_global, plain
-from .meetings import Came, Meetings
+from .meetings import Attendee, Meetings
 
 # Floating dtypes that cannot hold a difference: powers of two without a sign, and pairs of numbers
 # in one byte, which torch cannot cast to.
-_UNFIT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+_UNFIT_DTYPES = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Part:
 
 
 @dataclass
-class Exchanged:
+class ExchangeResult:
     """Result of an exchange between islands, which ``Outer`` applies after all report success.
 
     Attributes:
@@ -107,23 +107,25 @@ class Outer:
         parts: int,
         dtype: torch.dtype | None,
     ) -> None:
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._meetings = meetings
-        came = self._first_meeting(named, (every, parts, dtype))
+        attendees = self._first_meeting(params, (every, parts, dtype))
         # Only after the first meeting: islands now have the same arguments, so all raise.
-        _check(named, every, parts, dtype)
+        _check_arguments(params, every, parts, dtype)
         self.steps, self._every, self._dtype = 0, every, dtype
-        self._params = named
-        taken = None
-        if came is not None:
-            taken = self._meetings.hold("first", came, lambda line, _: _from_first(line, named))
+        self._params = params
+        first_shards = None
+        if attendees is not None:
+            first_shards = self._meetings.hold(
+                "first", attendees, lambda line, _: _shards_of_first_island(line, params)
+            )
         with torch.no_grad():
-            for name, shard in (taken or {}).items():
-                named[name].copy_(_laid_as(named[name], shard))
-            self._start = {n: nn.Parameter(p.detach().clone()) for n, p in named.items()}
-        self._parts = [Part(str(k), names) for k, names in enumerate(_dealt(named, parts))]
+            for name, shard in (first_shards or {}).items():
+                params[name].copy_(_new_from_shard(params[name], shard))
+            self._start = {n: nn.Parameter(p.detach().clone()) for n, p in params.items()}
+        self._parts = [Part(str(k), names) for k, names in enumerate(_divide_params(params, parts))]
         for part in self._parts:
-            part.is_new = taken is None
+            part.is_new = first_shards is None
         self.optimizer = optimizer(list(self._start.values()))
 
     @property
@@ -144,15 +146,15 @@ class Outer:
             Whether a meeting was held with this island.
         """
         self.steps += 1
-        met, every, count = False, self._every, len(self._parts)
+        was_held, every, count = False, self._every, len(self._parts)
         # Part k of n is due at step every * k / n of each interval, the last part at its end. All
         # are computed before any part meets, because a late island takes over the step count of the
         # others in a meeting: another part that was due would then skip its meeting unnoticed.
         dues = [self.steps % every == every * k // count % every for k in range(1, count + 1)]
         for part, due in zip(self._parts, dues, strict=True):
-            if due or part.late and self._meetings.begun(part.meeting()):
-                met = self._meet(part, due, ends=False) or met
-        return met
+            if due or part.late and self._meetings.has_begun(part.meeting()):
+                was_held = self._hold_meeting(part, due, ends=False) or was_held
+        return was_held
 
     def finish(self) -> None:
         """Set each parameter to the mean over islands, at the end of training.
@@ -162,7 +164,7 @@ class Outer:
         meet.
         """
         for part in self._parts:
-            self._meet(part, due=True, ends=True)
+            self._hold_meeting(part, due=True, ends=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step count, the parameters as of the last meeting, and the optimizer's state.
@@ -181,33 +183,34 @@ class Outer:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def _first_meeting(
-        self, named: Mapping[str, Tensor], figures: tuple[Any, ...]
-    ) -> list[Came] | None:
+        self, params: Mapping[str, Tensor], figures: tuple[Any, ...]
+    ) -> list[Attendee] | None:
         """Return the islands that start together, after checking that they train the same model.
 
         None if the others have started without this island.
 
         Args:
-            named: the parameters by name, whose shapes, dtypes and layouts are compared.
+            params: the parameters by name, whose shapes, dtypes and layouts are compared.
             figures: (every, parts, dtype), which are compared, too.
 
         Raises:
             ValueError: islands differ in them.
         """
-        text = "\n".join([*_described(named), str(figures)])
-        mine = hashlib.sha256("".join(gathered(text)).encode()).hexdigest()
-        came = self._meetings.come("first", {"digest": mine})
-        others = [each.island for each in came or () if each.note["digest"] != mine]
-        if others:
+        text = "\n".join([*_describe_params(params), str(figures)])
+        digest = hashlib.sha256("".join(gather_from_ranks(text)).encode()).hexdigest()
+        attendees = self._meetings.attend("first", {"digest": digest})
+        differing = [each.island for each in attendees or () if each.note["digest"] != digest]
+        if differing:
             raise ValueError(
-                f"islands.outer: island {self._meetings.number} has {len(named)} parameters and "
-                f"(every, parts, dtype) = {figures}, and islands {others} have others. Build the "
+                f"islands.outer: island {self._meetings.number} has {len(params)} parameters and "
+                f"(every, parts, dtype) = {figures}, and islands {differing} have others. "
+                "Build the "
                 "same model under the same plan on every island, and give the same figures."
             )
-        return came
+        return attendees
 
     @torch.no_grad()
-    def _meet(self, part: Part, due: bool, ends: bool) -> bool:
+    def _hold_meeting(self, part: Part, due: bool, ends: bool) -> bool:
         """Exchange the parameters of ``part`` with the other islands, and step the outer optimizer.
 
         Args:
@@ -222,27 +225,29 @@ class Outer:
         # A late island sends 0, so it takes over the step count of the islands that are on time:
         # with its own count, it would come to all later meetings at another time than they do.
         note["steps"] = self.steps if due else 0
-        counts = partial(self._counts, part)
-        came = self._meetings.come(part.meeting(), note, counts)
-        found = None
-        if came is not None:
-            found = self._meetings.hold(part.meeting(), came, partial(self._exchange, part), counts)
-        if came is None or found is None:
+        may_hold = partial(self._may_hold, part)
+        attendees = self._meetings.attend(part.meeting(), note, may_hold)
+        exchanged = None
+        if attendees is not None:
+            exchanged = self._meetings.hold(
+                part.meeting(), attendees, partial(self._exchange, part), may_hold
+            )
+        if attendees is None or exchanged is None:
             # Skip all meetings that were already held, up to the first one that this island can
             # still join.
             while self._meetings.is_over(part.meeting()):
                 part.number += 1
             part.late = True
-            self._meetings.want(part.meeting())
+            self._meetings.request_wait(part.meeting())
             return False
-        self.steps = max(each.note["steps"] for each in came)
-        for name, shard in found.starts.items():
-            self._start[name].copy_(_laid_as(self._start[name], shard))
-            self.optimizer.state[self._start[name]].update(found.states[name])
-        for name, mean in found.means.items():
+        self.steps = max(each.note["steps"] for each in attendees)
+        for name, shard in exchanged.starts.items():
+            self._start[name].copy_(_new_from_shard(self._start[name], shard))
+            self.optimizer.state[self._start[name]].update(exchanged.states[name])
+        for name, mean in exchanged.means.items():
             start = self._start[name]
-            start.grad = _laid_as(start, mean.view(_shard(start).shape))
-        if found.ends:
+            start.grad = _new_from_shard(start, mean.view(_shard(start).shape))
+        if exchanged.ends:
             for start in (self._start[name] for name in part.names):
                 start.sub_(start.grad)  # type: ignore[arg-type]
         else:
@@ -256,21 +261,23 @@ class Outer:
         part.late = part.is_new = False
         return True
 
-    def _counts(self, part: Part, came: list[Came]) -> bool:
-        """Return whether the islands in ``came`` may hold the next meeting of ``part``.
+    def _may_hold(self, part: Part, attendees: list[Attendee]) -> bool:
+        """Return whether the islands in ``attendees`` may hold the next meeting of ``part``.
 
         The result of a meeting becomes the parameters of all islands, so it must not start from an
         outdated state. All islands together may hold it, and so may several if one of them is not
         new. One alone may hold it only if no meeting was held since its last one.
         """
-        met = [each.note["met"] for each in came if not each.note["new"]]
-        if len(came) == self._meetings.count or len(came) > 1 and met:
+        last_meetings = [each.note["met"] for each in attendees if not each.note["new"]]
+        if len(attendees) == self._meetings.count or len(attendees) > 1 and last_meetings:
             return True
         # One island may hold it if no meeting was held after the last one that it attended.
-        missed = (part.meeting(k) for k in range(max(met, default=0) + 1, part.number))
-        return bool(met) and not any(map(self._meetings.was_held, missed))
+        missed = (part.meeting(k) for k in range(max(last_meetings, default=0) + 1, part.number))
+        return bool(last_meetings) and not any(map(self._meetings.was_held, missed))
 
-    def _exchange(self, part: Part, line: Line, came: list[Came]) -> Exchanged:
+    def _exchange(
+        self, part: Part, line: IslandConnection, attendees: list[Attendee]
+    ) -> ExchangeResult:
         """Average (start - current) over islands; start is the parameter after the last meeting.
 
         Passed to ``Meetings.hold``, so it changes nothing here. Islands that missed meetings or are
@@ -279,30 +286,41 @@ class Outer:
         Args:
             part: the parameters to average.
             line: the connection between the islands.
-            came: the islands that take part, with their notes.
+            attendees: the islands that take part, with their notes.
         """
-        apart = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
+        differences = {
+            n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names
+        }
         # A new island has nothing that others need, even if no island has met before.
-        holder = max(range(len(came)), key=lambda k: (not came[k].note["new"], came[k].note["met"]))
-        last = came[holder].note["met"]
+        holder = max(
+            range(len(attendees)),
+            key=lambda k: (not attendees[k].note["new"], attendees[k].note["met"]),
+        )
+        last_meeting = attendees[holder].note["met"]
         starts: dict[str, Tensor] = {}
         states: dict[str, dict[str, Tensor]] = {}
-        if any(each.note["met"] != last or each.note["new"] for each in came):
-            starts = {n: _sent(line, holder, _shard(self._start[n])) for n in part.names}
-            states = {n: self._sent_state(self._start[n], line, holder) for n in part.names}
+        if any(each.note["met"] != last_meeting or each.note["new"] for each in attendees):
+            starts = {
+                n: _broadcast_tensor(line, holder, _shard(self._start[n])) for n in part.names
+            }
+            states = {n: self._broadcast_state(self._start[n], line, holder) for n in part.names}
         if part.is_new:
-            apart = {n: torch.zeros_like(x) for n, x in apart.items()}
+            differences = {n: torch.zeros_like(x) for n, x in differences.items()}
         # New islands contribute zeros, so they do not count in the mean.
-        old = sum(not each.note["new"] for each in came)
+        contributors = sum(not each.note["new"] for each in attendees)
         means: dict[str, Tensor] = {}
         for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
             names = [n for n in part.names if self._params[n].dtype == dtype]
-            flat = torch.cat([apart[n].reshape(-1) for n in names])
-            mean = _mean(line, flat, self._dtype, max(1, old))
-            means |= dict(zip(names, mean.split([apart[n].numel() for n in names]), strict=True))
-        return Exchanged(means, starts, states, any(each.note["ends"] for each in came))
+            flat = torch.cat([differences[n].reshape(-1) for n in names])
+            mean = _mean_over_islands(line, flat, self._dtype, max(1, contributors))
+            means |= dict(
+                zip(names, mean.split([differences[n].numel() for n in names]), strict=True)
+            )
+        return ExchangeResult(means, starts, states, any(each.note["ends"] for each in attendees))
 
-    def _sent_state(self, start: Tensor, line: Line, holder: int) -> dict[str, Tensor]:
+    def _broadcast_state(
+        self, start: Tensor, line: IslandConnection, holder: int
+    ) -> dict[str, Tensor]:
         """Broadcast the outer optimizer's state of a parameter from one island, and return it.
 
         The state consists of tensors that have the layout of the parameter, or one element.
@@ -312,19 +330,25 @@ class Outer:
             line: the connection between the islands.
             holder: the position in ``line`` of the island that sends.
         """
-        state, found = self.optimizer.state[start], {}
+        state, received = self.optimizer.state[start], {}
         kinds = [(key, x.dtype, x.ndim > 0) for key, x in state.items() if isinstance(x, Tensor)]
-        for key, dtype, is_laid in _sent_object(line, holder, kinds):
+        for key, dtype, is_laid in _broadcast_object(line, holder, kinds):
             if is_laid:
-                mine = state[key] if key in state else torch.zeros_like(start, dtype=dtype)
-                found[key] = _laid_as(mine, _sent(line, holder, _shard(mine)))
+                value = state[key] if key in state else torch.zeros_like(start, dtype=dtype)
+                received[key] = _new_from_shard(
+                    value, _broadcast_tensor(line, holder, _shard(value))
+                )
             else:
-                found[key] = _sent(line, holder, state.get(key, torch.zeros((), dtype=dtype)))
-        return found
+                received[key] = _broadcast_tensor(
+                    line, holder, state.get(key, torch.zeros((), dtype=dtype))
+                )
+        return received
 
 
-def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tensor:
-    """Return the sum of ``flat`` over islands, divided by ``of``.
+def _mean_over_islands(
+    line: IslandConnection, flat: Tensor, dtype: torch.dtype | None, count: int
+) -> Tensor:
+    """Return the sum of ``flat`` over islands, divided by ``count``.
 
     Complex numbers are sent as pairs of real ones: a cast to a real dtype would drop half of each.
 
@@ -332,40 +356,40 @@ def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tenso
         line: the connection between the islands.
         flat: the numbers of this island.
         dtype: the real dtype to which sent numbers are rounded; None sends all of their bits.
-        of: the number of islands that contribute, fewer than all if some send zeros.
+        count: the number of islands that contribute, fewer than all if some send zeros.
     """
     if flat.is_complex():
         pairs = torch.view_as_real(flat).view(-1)
-        return torch.view_as_complex(_mean(line, pairs, dtype, of).view(-1, 2))
-    return line.mean(flat, of_dtype(dtype or flat.dtype), of)
+        return torch.view_as_complex(_mean_over_islands(line, pairs, dtype, count).view(-1, 2))
+    return line.mean(flat, codec_of_dtype(dtype or flat.dtype), count)
 
 
-def _sent(line: Line, holder: int, mine: Tensor) -> Tensor:
-    """Broadcast ``mine`` from the island at position ``holder`` of ``line`` to all its islands.
+def _broadcast_tensor(line: IslandConnection, holder: int, value: Tensor) -> Tensor:
+    """Broadcast ``value`` from the island at position ``holder`` of ``line`` to all its islands.
 
-    Returns the values in new memory of the CPU. ``mine`` has the same shape and dtype on each.
+    Returns the values in new memory of the CPU. ``value`` has the same shape and dtype on each.
     """
-    given = mine.detach().cpu().clone(memory_format=torch.contiguous_format)
-    line.from_one(given, holder)
-    return given
+    buffer = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    line.broadcast(buffer, holder)
+    return buffer
 
 
-def _sent_object(line: Line, holder: int, mine: Any) -> Any:
+def _broadcast_object(line: IslandConnection, holder: int, value: Any) -> Any:
     """Broadcast a picklable object from the island at position ``holder``, and return it on all.
 
     Args:
         line: the connection between the islands.
         holder: the position in ``line`` of the island that sends.
-        mine: this island's value, which is sent if it is the holder.
+        value: this island's value, which is sent if it is the holder.
     """
-    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     size = torch.tensor([len(data)])
-    line.from_one(size, holder)
+    line.broadcast(size, holder)
     # Every island needs a buffer of the holder's size; its content matters only on the holder.
-    given = torch.zeros(int(size), dtype=torch.uint8)
-    given[: len(data)] = data[: int(size)]
-    line.from_one(given, holder)
-    return pickle.loads(given.numpy().tobytes())
+    buffer = torch.zeros(int(size), dtype=torch.uint8)
+    buffer[: len(data)] = data[: int(size)]
+    line.broadcast(buffer, holder)
+    return pickle.loads(buffer.numpy().tobytes())
 
 
 def _shard(x: Tensor) -> Tensor:
@@ -374,34 +398,38 @@ def _shard(x: Tensor) -> Tensor:
     return shard.detach() if not shard.is_meta else torch.empty(0, dtype=x.dtype)
 
 
-def _from_first(line: Line, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _shards_of_first_island(
+    line: IslandConnection, params: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the first island's shards of all parameters by name, which each island starts with."""
-    return {name: _sent(line, 0, _shard(p)) for name, p in named.items()}
+    return {name: _broadcast_tensor(line, 0, _shard(p)) for name, p in params.items()}
 
 
-def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
+def _new_from_shard(x: Tensor, shard: Tensor) -> Tensor:
     """Return a new tensor in the layout of ``x``, whose shard on this rank has values ``shard``."""
-    made = torch.zeros_like(x)
-    _shard(made).copy_(shard)
-    return made
+    result = torch.zeros_like(x)
+    _shard(result).copy_(shard)
+    return result
 
 
-def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
+def _divide_params(params: Mapping[str, Tensor], parts: int) -> list[list[str]]:
     """Divide the parameters, in order, into at most ``parts`` lists of about equal size.
 
     Sizes are numbers of elements: sizes 4, 4, 8 in two parts are ``[[a, b], [c]]``.
     """
-    total, seen = sum(p.numel() for p in named.values()), 0
-    found: list[list[str]] = [[] for _ in range(parts)]
-    for name, p in named.items():
-        found[min(parts - 1, seen * parts // max(1, total))].append(name)
-        seen += p.numel()
-    return [names for names in found if names]
+    total, numel_before = sum(p.numel() for p in params.values()), 0
+    lists: list[list[str]] = [[] for _ in range(parts)]
+    for name, p in params.items():
+        lists[min(parts - 1, numel_before * parts // max(1, total))].append(name)
+        numel_before += p.numel()
+    return [names for names in lists if names]
 
 
-def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dtype | None) -> None:
+def _check_arguments(
+    params: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dtype | None
+) -> None:
     """Raise ValueError if an argument of ``Islands.outer`` is invalid."""
-    if not named:
+    if not params:
         raise ValueError("islands.outer: the model has no parameter that requires a gradient.")
     if every < 1:
         raise ValueError(f"islands.outer: every={every}. Give 1 step or more.")
@@ -410,14 +438,14 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
             f"islands.outer: parts={parts} with every={every}. Each part meets at a step of its "
             f"own: give 1 to {every}."
         )
-    if dtype in _UNFIT or dtype not in (None, torch.int8) and not dtype.is_floating_point:
+    if dtype in _UNFIT_DTYPES or dtype not in (None, torch.int8) and not dtype.is_floating_point:
         raise ValueError(
             f"islands.outer: dtype={dtype}. Give torch.bfloat16 or another floating dtype, or "
             "torch.int8."
         )
 
 
-def _described(named: Mapping[str, Any]) -> Iterator[str]:
+def _describe_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line of text for each parameter, by which islands compare their models."""
-    for name, p in named.items():
+    for name, p in params.items():
         yield f"{name} {tuple(p.shape)} {p.dtype} {p._spec if is_global(p) else 'plain'}"

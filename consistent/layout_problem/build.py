@@ -12,18 +12,18 @@ from collections.abc import Iterable, Sequence
 
 from ..cost_model.model import CostModel
 from ..graph.global_ops import Op, Value
-from ..rules.choose import can_be_cut
+from ..rules.choose import can_be_split
 from ..rules.signature import Signature
-from ..spec import NdSbp, is_one_way
+from ..spec import NdSbp, has_one_partial_kind
 from .costs import sending_seconds
 from .problem import Option, Problem
-from .signatures import has_one_form, layouts_of, work
+from .signatures import has_one_form, layouts_of, op_work
 
-_MOST_JOINT = 64  # combinations of signatures on all axes; beyond, only one axis may change
+_MAX_COMBINATIONS = 64  # combinations of signatures on all axes; beyond, only one axis may change
 
 
 def op_options(
-    problem: Problem, values: Sequence[Value], op: Op, joint: Iterable[Sequence[Signature]]
+    problem: Problem, values: Sequence[Value], op: Op, combinations: Iterable[Sequence[Signature]]
 ) -> list[Option]:
     """Return the options of ``op`` in ``problem``: the layouts that it may take, with their costs.
 
@@ -33,21 +33,25 @@ def op_options(
         problem: the layout problem, for its cost model.
         values: the values of the step.
         op: the op.
-        joint: combinations of one signature per mesh axis. Those that split a tensor in a way that
-            no rank can hold, such as one custom cut inside another, are left out.
+        combinations: combinations of one signature per mesh axis. Those that split a tensor in a
+            way that no rank can hold, such as one custom cut inside another, are left out.
     """
     placement = next(values[v].spec.placement for v in (*op.ins, *op.outs))
-    possible = (signatures for signatures in joint if can_be_cut(op.call, placement, signatures))
-    return cheapest(_op_option(problem, values, op, signatures) for signatures in possible)
+    possible = (
+        signatures for signatures in combinations if can_be_split(op.call, placement, signatures)
+    )
+    return cheapest_options(_op_option(problem, values, op, signatures) for signatures in possible)
 
 
 def _op_option(
     problem: Problem, values: Sequence[Value], op: Op, signatures: Sequence[Signature]
 ) -> Option:
     """Return the option of ``op`` in which it takes ``signatures``, one for each mesh axis."""
-    layouts, sent = layouts_of(signatures), [s.nbytes for s in signatures]
-    seconds, kept = cost_of_op(problem.costs, values, op, layouts, sent)
-    return Option(*layouts, seconds, problem.counted(kept, sum(sent)), tuple(signatures))
+    layouts, sent_bytes = layouts_of(signatures), [s.nbytes for s in signatures]
+    seconds, kept_bytes = cost_of_op(problem.costs, values, op, layouts, sent_bytes)
+    return Option(
+        *layouts, seconds, problem.counted_bytes(kept_bytes, sum(sent_bytes)), tuple(signatures)
+    )
 
 
 def cost_of_op(
@@ -69,18 +73,18 @@ def cost_of_op(
         sent: for each mesh axis, the bytes that the op itself sends, in the form (local code) that
             runs in its place.
     """
-    seconds, kept = 0.0, 0
+    seconds, kept_bytes = 0.0, 0
     if not op.view:
         specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
         tracked = any(values[v].tracked for v in op.outs)
-        seconds, made = work(costs, op.call, specs, layouts, tracked)
-        kept = made if tracked else 0
+        seconds, result_bytes = op_work(costs, op.call, specs, layouts, tracked)
+        kept_bytes = result_bytes if tracked else 0
     if any(sent):
         seconds += sending_seconds(costs, values[op.ins[0]].spec.placement, sent)
-    return seconds, kept
+    return seconds, kept_bytes
 
 
-def cheapest(options: Iterable[Option]) -> list[Option]:
+def cheapest_options(options: Iterable[Option]) -> list[Option]:
     """Return ``options`` with only the cheapest of those with equal layouts, in their order.
 
     The cheapest holds the fewest bytes, and among equals takes the fewest seconds.
@@ -94,7 +98,7 @@ def cheapest(options: Iterable[Option]) -> list[Option]:
     return list(best.values())
 
 
-def joint(
+def signature_combinations(
     axes: Sequence[Sequence[Signature]], around: Sequence[Signature] | None = None
 ) -> list[tuple[Signature, ...]]:
     """Return the combinations of one signature per mesh axis that a single call can run.
@@ -104,25 +108,27 @@ def joint(
 
     Args:
         axes: for each mesh axis the signatures to combine.
-        around: a combination. If there are more than ``_MOST_JOINT`` combinations, only those are
-            returned that differ from ``around`` on at most one axis.
+        around: a combination. If there are more than ``_MAX_COMBINATIONS`` combinations, only those
+            are returned that differ from ``around`` on at most one axis.
     """
-    if around is None or math.prod(map(len, axes)) <= _MOST_JOINT:
-        found: Iterable[tuple[Signature, ...]] = itertools.product(*axes)
+    if around is None or math.prod(map(len, axes)) <= _MAX_COMBINATIONS:
+        combinations: Iterable[tuple[Signature, ...]] = itertools.product(*axes)
     else:
-        found = _neighbours(around, axes)
-    return [chosen for chosen in found if has_one_form(chosen) and _is_one_way(chosen)]
+        combinations = _neighbours(around, axes)
+    return [
+        chosen for chosen in combinations if has_one_form(chosen) and _has_one_partial_kind(chosen)
+    ]
 
 
-def _is_one_way(chosen: Sequence[Signature]) -> bool:
-    return all(is_one_way(sbp) for side in layouts_of(chosen) for sbp in side)
+def _has_one_partial_kind(chosen: Sequence[Signature]) -> bool:
+    return all(has_one_partial_kind(sbp) for side in layouts_of(chosen) for sbp in side)
 
 
 def _neighbours(
     base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
 ) -> list[tuple[Signature, ...]]:
     """Return ``base``, and the combinations that differ from it on one axis."""
-    found = [tuple(base)]
+    combinations = [tuple(base)]
     for axis, options in enumerate(axes):
-        found += [(*base[:axis], s, *base[axis + 1 :]) for s in options]
-    return list(dict.fromkeys(found))
+        combinations += [(*base[:axis], s, *base[axis + 1 :]) for s in options]
+    return list(dict.fromkeys(combinations))

@@ -24,15 +24,15 @@ def axis_ranks(placement: Placement, axis: int) -> Ranks:
 
 
 @lru_cache(maxsize=1 << 10)
-def _ranks_of(*placements: Placement) -> Ranks:
+def _ranks_of_placements(*placements: Placement) -> Ranks:
     """Return all ranks of some placements, in ascending order."""
     return tuple(sorted({int(rank) for each in placements for rank in each.ranks.ravel()}))
 
 
-def _taking_part(step: Step, placement: Placement) -> Ranks:
+def _ranks_of_step(step: Step, placement: Placement) -> Ranks:
     """Return the ranks that exchange messages in a step of boxing, for the cost of their links."""
     if isinstance(step, Exchange):
-        return _ranks_of(step.src.placement, step.dst.placement)
+        return _ranks_of_placements(step.src.placement, step.dst.placement)
     return axis_ranks(placement, step.axis)
 
 
@@ -57,7 +57,7 @@ def boxing_seconds_on(costs: CostModel, src: TensorSpec, dst: TensorSpec) -> flo
     """
     seconds, moves, placement = 0.0, plan(src, dst), src.placement
     for move in moves:
-        seconds += move.seconds_on(costs, _taking_part(move, placement))
+        seconds += move.seconds_on(costs, _ranks_of_step(move, placement))
         placement = move.dst.placement if isinstance(move, Exchange) else placement
     return seconds + (costs.python if plan_bytes(moves) else 0.0)
 
@@ -68,14 +68,14 @@ def start_seconds(costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
     If boxings of several tensors are sent as one message, they share this time.
     """
     starts = [
-        costs.message_seconds(move.message, 0, _taking_part(move, src.placement))
+        costs.message_seconds(move.message, 0, _ranks_of_step(move, src.placement))
         for move in plan(src, dst)
         if move.nbytes
     ]
     return max(starts) + costs.python if starts else 0.0
 
 
-def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
+def work_divisor(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
     """Return among how many ranks the work of an op is divided.
 
     A mesh axis divides the work if any of the op's tensors is split along it; on other axes all
@@ -100,44 +100,45 @@ def flops_of(call: Call) -> int:
     return formula([operand.shape for operand in call.operands], call.outs[0].shape)
 
 
-def _first(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _matmul_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.contraction(shapes[0], -1, out) if shapes[0] else 0
 
 
-def _second(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _addmm_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.contraction(shapes[1], -1, out) if shapes[1] else 0
 
 
-def _letters(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _einsum_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.einsum(shapes[0], shapes[1], out)
 
 
-def _attention(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _attention_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.attention(*shapes[:3])
 
 
-def _convolution(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _convolution_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.convolution(shapes[0], shapes[1], out, False)
 
 
-def _by_time(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _conv_tbc_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     """Return the flops of conv_tbc, whose weight is (taps, channels in, channels out)."""
-    x, (steps, channels, made) = shapes[0], shapes[1]  # of conv_tbc, unlike other convolutions
-    return flops.convolution(x, (made, steps, channels), out, False)
+    # The order of conv_tbc, unlike that of other convolutions.
+    x, (taps, in_channels, out_channels) = shapes[0], shapes[1]
+    return flops.convolution(x, (out_channels, taps, in_channels), out, False)
 
 
-def _transposed(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+def _transposed_convolution_flops(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
     return flops.convolution(shapes[0], shapes[1], out, True)
 
 
 # Name of a global op -> flops by the shapes of its operands and of its first result.
 _FORMULAS: dict[str, Callable[[Sequence[flops.Shape], flops.Shape], int]] = {
-    **dict.fromkeys("mm matmul bmm linear mv dot".split(), _first),
-    **dict.fromkeys("addmm baddbmm addbmm addmv".split(), _second),
-    **dict.fromkeys("einsum tensordot bilinear inner".split(), _letters),
-    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
-    "convolution": _convolution,
-    "conv_tbc": _by_time,
-    **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
-    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys("mm matmul bmm linear mv dot".split(), _matmul_flops),
+    **dict.fromkeys("addmm baddbmm addbmm addmv".split(), _addmm_flops),
+    **dict.fromkeys("einsum tensordot bilinear inner".split(), _einsum_flops),
+    **{f"conv{n}d": _convolution_flops for n in (1, 2, 3)},
+    "convolution": _convolution_flops,
+    "conv_tbc": _conv_tbc_flops,
+    **{f"conv_transpose{n}d": _transposed_convolution_flops for n in (1, 2, 3)},
+    "scaled_dot_product_attention": _attention_flops,
 }

@@ -29,22 +29,22 @@ class Option:
         ins, outs: layouts of its operands and of its results.
         seconds: seconds of its work in forward and backward; of a parameter, seconds of reducing
             its gradient and of the optimizer.
-        nbytes: bytes that a rank holds for it until backward (or what else ``Problem.counted``
-            limits).
-        axes: its signature on each mesh axis; empty if it is not an op.
+        nbytes: bytes that a rank holds for it until backward (or what else
+            ``Problem.counted_bytes`` limits).
+        signatures: its signature on each mesh axis; empty if it is not an op.
     """
 
     ins: tuple[NdSbp, ...]
     outs: tuple[NdSbp, ...]
     seconds: float
     nbytes: int
-    axes: tuple[Signature, ...] = field(default=(), compare=False)
+    signatures: tuple[Signature, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
-        def shown(sbp: NdSbp) -> str:
+        def sbp_text(sbp: NdSbp) -> str:
             return str(sbp[0] if len(sbp) == 1 else sbp)
 
-        return " -> ".join(", ".join(map(shown, side)) for side in (self.ins, self.outs))
+        return " -> ".join(", ".join(map(sbp_text, side)) for side in (self.ins, self.outs))
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Node:
         name: the name of the op, parameter or input.
         options: the layouts, of which a solution takes one.
         ins, outs: numbers of the values that it reads and makes.
-        alike: a key for nodes of repeated blocks, such as equal layers: nodes with equal keys take
-            the same option. None for a node outside of blocks.
+        block_key: a key for nodes of repeated blocks, such as equal layers: nodes with equal keys
+            take the same option. None for a node outside of blocks.
         in_place: whether the node writes its first operand in place, or makes a view of it that is
             written later. Boxing would make it write a copy, so it is forbidden.
     """
@@ -65,7 +65,7 @@ class Node:
     options: Sequence[Option]
     ins: tuple[int, ...] = ()
     outs: tuple[int, ...] = ()
-    alike: object = None
+    block_key: object = None
     in_place: bool = False
 
 
@@ -76,20 +76,20 @@ class Edge:
     The value is boxed on it if the two nodes' options have different layouts for it.
 
     Args:
-        maker, have: index of the node that makes the value, and which of its outputs it is.
-        reader, want: index of the node that reads it, and which of its operands it is.
+        maker, output: index of the node that makes the value, and which of its outputs it is.
+        reader, operand: index of the node that reads it, and which of its operands it is.
         spec: shape, dtype and placement of the value.
-        back: whether its gradient moves in the other direction in backward.
+        tracked: whether its gradient moves in the other direction in backward.
         gathered: whether it is a parameter that is gathered again in backward, instead of keeping
             the gathered copy until then.
     """
 
     maker: int
-    have: int
+    output: int
     reader: int
-    want: int
+    operand: int
     spec: TensorSpec
-    back: bool
+    tracked: bool
     gathered: bool = False
 
 
@@ -104,7 +104,7 @@ class Problem:
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     # Value -> (the node that makes it, index of the output).
-    made: dict[int, tuple[int, int]] = field(default_factory=dict)
+    makers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(
         self, node: Node, values: Sequence[Value], tracked: Sequence[bool] | None = None
@@ -120,16 +120,21 @@ class Problem:
                 value that is tracked.
         """
         self.nodes.append(node)
-        for want, v in enumerate(node.ins):
+        for operand, v in enumerate(node.ins):
             value = values[v]
-            back = value.tracked if tracked is None else tracked[want]
+            is_tracked = value.tracked if tracked is None else tracked[operand]
             edge = Edge(
-                *self.made[v], len(self.nodes) - 1, want, value.spec, back, value.kind == PARAMETER
+                *self.makers[v],
+                len(self.nodes) - 1,
+                operand,
+                value.spec,
+                is_tracked,
+                value.kind == PARAMETER,
             )
             self.edges.append(edge)
-        self.made.update({v: (len(self.nodes) - 1, i) for i, v in enumerate(node.outs)})
+        self.makers.update({v: (len(self.nodes) - 1, i) for i, v in enumerate(node.outs)})
 
-    def counted(self, kept: int, sent: int) -> int:
+    def counted_bytes(self, kept: int, sent: int) -> int:
         """Return how many bytes of an op count towards the memory limit of ``solve``.
 
         Here, those that it keeps for backward (``kept``). A subclass may count those that the op
@@ -137,29 +142,32 @@ class Problem:
         """
         return kept
 
-    def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
+    def boxing(self, edge: Edge, source_sbp: NdSbp, target_sbp: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge``.
 
         Args:
             edge: the edge.
-            have: the layout in which the value is made.
-            want: the layout in which it is read. Another one than ``have`` is forbidden if the
-                reader writes the value in place: it then costs ``never``.
+            source_sbp: the layout in which the value is made.
+            target_sbp: the layout in which it is read. Another one than ``source_sbp`` is
+                forbidden if the reader writes the value in place: it then costs
+                ``forbidden_seconds``.
         """
-        if have != want and edge.want == 0 and self.nodes[edge.reader].in_place:
-            return self.never, 0
-        return box(self.costs, edge.spec, have, want, edge.back, edge.gathered)
+        if source_sbp != target_sbp and edge.operand == 0 and self.nodes[edge.reader].in_place:
+            return self.forbidden_seconds, 0
+        return cost_of_boxing(
+            self.costs, edge.spec, source_sbp, target_sbp, edge.tracked, edge.gathered
+        )
 
-    def have(self, edge: Edge) -> list[NdSbp]:
+    def source_layouts(self, edge: Edge) -> list[NdSbp]:
         """Return the layout of the value of ``edge`` for each option of the node that makes it."""
-        return [option.outs[edge.have] for option in self.nodes[edge.maker].options]
+        return [option.outs[edge.output] for option in self.nodes[edge.maker].options]
 
-    def want(self, edge: Edge) -> list[NdSbp]:
+    def target_layouts(self, edge: Edge) -> list[NdSbp]:
         """Return the layout of the value of ``edge`` for each option of the node that reads it."""
-        return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
+        return [option.ins[edge.operand] for option in self.nodes[edge.reader].options]
 
     @cached_property
-    def never(self) -> float:
+    def forbidden_seconds(self) -> float:
         """Seconds that a forbidden boxing costs: more than all work of any solution.
 
         So a solution has one only if there is no other.
@@ -172,12 +180,15 @@ class Problem:
 
         Each is indexed by (option of the maker, option of the reader).
         """
-        made = []
+        boxing_tables = []
         for edge in self.edges:
-            pairs = [[self.boxing(edge, a, b) for b in self.want(edge)] for a in self.have(edge)]
+            pairs = [
+                [self.boxing(edge, a, b) for b in self.target_layouts(edge)]
+                for a in self.source_layouts(edge)
+            ]
             seconds, nbytes = np.moveaxis(np.array(pairs, dtype=float), -1, 0)
-            made.append((seconds, nbytes))
-        return made
+            boxing_tables.append((seconds, nbytes))
+        return boxing_tables
 
     def cost(self, solution: Sequence[int]) -> tuple[float, int]:
         """Return (seconds of the step, bytes that a rank holds) of a solution.
@@ -189,47 +200,48 @@ class Problem:
             seconds += node.options[index].seconds
             nbytes += node.options[index].nbytes
         for edge in self.edges:
-            have = self.nodes[edge.maker].options[solution[edge.maker]].outs[edge.have]
-            want = self.nodes[edge.reader].options[solution[edge.reader]].ins[edge.want]
-            more = self.boxing(edge, have, want)
-            seconds, nbytes = seconds + more[0], nbytes + more[1]
+            source_sbp = self.nodes[edge.maker].options[solution[edge.maker]].outs[edge.output]
+            target_sbp = self.nodes[edge.reader].options[solution[edge.reader]].ins[edge.operand]
+            boxing_cost = self.boxing(edge, source_sbp, target_sbp)
+            seconds, nbytes = seconds + boxing_cost[0], nbytes + boxing_cost[1]
         return seconds, nbytes
 
 
-def box(
+def cost_of_boxing(
     costs: CostModel,
     spec: TensorSpec,
-    have: NdSbp,
-    want: NdSbp,
-    back: bool,
+    source_sbp: NdSbp,
+    target_sbp: NdSbp,
+    tracked: bool,
     gathered: bool = False,
 ) -> tuple[float, int]:
-    """Return (seconds, bytes held until backward) of boxing a value from ``have`` to ``want``.
+    """Return (seconds, bytes held until backward) of boxing a value from one layout to another.
 
     Args:
         costs: the machine's cost model.
         spec: shape, dtype and placement of the value.
-        have, want: layouts before and after.
-        back: add the boxing of its gradient, from the dual of ``want`` to the dual of ``have``.
+        source_sbp, target_sbp: layouts before and after.
+        tracked: add the boxing of its gradient, from the dual of ``target_sbp`` to that of
+            ``source_sbp``.
         gathered: if the boxing only gathers, it is done once more in backward, and no copy is held
             until then.
     """
-    if have == want:
+    if source_sbp == target_sbp:
         return 0.0, 0
-    source, target = spec.with_sbp(have), spec.with_sbp(want)
+    source, target = spec.with_sbp(source_sbp), spec.with_sbp(target_sbp)
     seconds = boxing_seconds_on(costs, source, target)
-    if not back:
+    if not tracked:
         return seconds, 0
     seconds += boxing_seconds_on(costs, target.dual, source.dual)
-    if gathered and may_gather(have, want):
+    if gathered and may_gather(source_sbp, target_sbp):
         return seconds + boxing_seconds_on(costs, source, target), 0
     return seconds, target.largest_nbytes
 
 
-def may_gather(have: NdSbp, want: NdSbp) -> bool:
-    """Return whether boxing from ``have`` to ``want`` leaves a tensor B on each axis it changes.
+def may_gather(source_sbp: NdSbp, target_sbp: NdSbp) -> bool:
+    """Return whether boxing between two layouts leaves a tensor B on each axis that it changes.
 
     ``(S(0), S(1)) -> (S(0), B)`` does, ``S(0) -> S(1)`` does not. Only then may a parameter be
-    stored as ``have`` and gathered before each use.
+    stored as ``source_sbp`` and gathered before each use.
     """
-    return all(w is h or w.is_broadcast for h, w in zip(have, want, strict=True))
+    return all(w is h or w.is_broadcast for h, w in zip(source_sbp, target_sbp, strict=True))

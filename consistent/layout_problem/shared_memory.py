@@ -27,26 +27,26 @@ class AliasedValues:
     """
 
     def __init__(self, ops: Iterable[tuple[int, Op]], same: Iterable[tuple[int, int]] = ()) -> None:
-        self._first: dict[int, int] = {}  # value -> another that shares its memory
+        self._parents: dict[int, int] = {}  # value -> another that shares its memory
         writes: list[tuple[int, int]] = []
         for a, b in same:
-            self._join(a, b)
-        for at, op in ops:
+            self._merge(a, b)
+        for position, op in ops:
             if op.call.inplace and op.ins:
-                writes.append((at, op.ins[0]))
+                writes.append((position, op.ins[0]))
             if op.ins and (op.call.inplace or _is_view(op)):
                 for out in op.outs:
-                    self._join(op.ins[0], out)
-        self._last: dict[int, int] = {}  # memory -> position of the last write into it
-        for at, v in writes:
-            self._last[self._memory(v)] = at
+                    self._merge(op.ins[0], out)
+        self._last_writes: dict[int, int] = {}  # memory -> position of the last write into it
+        for position, v in writes:
+            self._last_writes[self._root(v)] = position
 
     def is_written_after(self, v: int, at: int) -> bool:
         """Return whether an op after position ``at`` writes into the memory of value ``v``.
 
         The write may go through another value that shares the memory, such as a view.
         """
-        return self._last.get(self._memory(v), -1) > at
+        return self._last_writes.get(self._root(v), -1) > at
 
     def must_stay(self, op: Op, at: int) -> bool:
         """Return whether the first operand of ``op``, at position ``at``, must not be boxed.
@@ -57,16 +57,16 @@ class AliasedValues:
             return False
         return op.call.inplace or (_is_view(op) and self.is_written_after(op.ins[0], at))
 
-    def _memory(self, v: int) -> int:
+    def _root(self, v: int) -> int:
         """Return the value that stands for all that share the memory of ``v`` (a union-find)."""
-        while (other := self._first.get(v, v)) != v:
-            v = other
+        while (parent := self._parents.get(v, v)) != v:
+            v = parent
         return v
 
-    def _join(self, a: int, b: int) -> None:
-        a, b = self._memory(a), self._memory(b)
+    def _merge(self, a: int, b: int) -> None:
+        a, b = self._root(a), self._root(b)
         if a != b:
-            self._first[max(a, b)] = min(a, b)
+            self._parents[max(a, b)] = min(a, b)
 
 
 def _is_view(op: Op) -> bool:

@@ -13,13 +13,13 @@ from ..cost_model.work import Work
 from ..rules.choose import Choice
 from ..rules.signature import Call, Signature
 from ..spec import NdSbp, Split, TensorSpec
-from .costs import flops_of, shares
+from .costs import flops_of, work_divisor
 
 # Forward, and in backward a gradient for each of its two operands: three times the work.
 _WITH_BACKWARD = 3
 
 
-def may_be(signature: Signature, call: Call, parts: int) -> bool:
+def is_searchable(signature: Signature, call: Call, parts: int) -> bool:
     """Return whether a search may choose ``signature`` on an axis of ``parts`` ranks.
 
     It may not if
@@ -55,7 +55,9 @@ def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[Nd
     return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
 
 
-def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
+def signature_of_choice(
+    axis: int, choice: Choice, options: Sequence[Signature]
+) -> Signature | None:
     """Return the signature among ``options`` that ``choice`` takes on mesh axis ``axis``, or None.
 
     ``choice`` has the layouts and the form that a run would choose. Of several signatures with
@@ -63,11 +65,11 @@ def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signat
     """
     ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
-    same = (s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
-    return min(same, key=lambda s: s.nbytes, default=None)
+    matches = (s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
+    return min(matches, key=lambda s: s.nbytes, default=None)
 
 
-def work(
+def op_work(
     costs: CostModel,
     call: Call,
     specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
@@ -85,13 +87,15 @@ def work(
         layouts: the layouts of its operands and of its results.
         tracked: whether the seconds of its backward are included: twice those of forward.
     """
-    taken, made = (
+    operand_bytes, result_bytes = (
         sum(spec.with_sbp(sbp).largest_nbytes for spec, sbp in zip(*side, strict=True))
         for side in zip(specs, layouts, strict=True)
     )
     grid = next(spec.placement.shape for side in specs for spec in side)
-    flops = flops_of(call) / shares(grid, (*layouts[0], *layouts[1]))
+    flops = flops_of(call) / work_divisor(grid, (*layouts[0], *layouts[1]))
     dtype = next(spec.dtype for side in specs for spec in side)
     kind = "matmul" if flops else "other"
-    seconds = costs.busy_seconds(Work(call.name, kind, dtype, flops, taken + made, None))
-    return seconds * (_WITH_BACKWARD if tracked else 1), made
+    seconds = costs.busy_seconds(
+        Work(call.name, kind, dtype, flops, operand_bytes + result_bytes, None)
+    )
+    return seconds * (_WITH_BACKWARD if tracked else 1), result_bytes

@@ -24,21 +24,21 @@ from .problem import Edge, Problem
 
 _MICRO = 1e6
 # Microseconds that each option costs more than the one before it, to break ties: a picosecond.
-_TIE = 1e-6
+_TIE_BREAK = 1e-6
 
 
 class DoesNotFitInMemory(ValueError):
     """Raised by ``solve`` if every solution holds more bytes than allowed.
 
     Attributes:
-        least: the bytes of the solution that holds the fewest.
+        min_bytes: the bytes of the solution that holds the fewest.
         memory: the bytes allowed.
         solution: the solution that holds the fewest.
     """
 
-    def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:
-        super().__init__(f"{least:,} bytes are held at least, and {memory:,} are allowed")
-        self.least, self.memory, self.solution = least, memory, list(solution)
+    def __init__(self, min_bytes: int, memory: int, solution: Sequence[int]) -> None:
+        super().__init__(f"{min_bytes:,} bytes are held at least, and {memory:,} are allowed")
+        self.min_bytes, self.memory, self.solution = min_bytes, memory, list(solution)
 
 
 def solve(problem: Problem, memory: int | None = None) -> list[int]:
@@ -52,17 +52,17 @@ def solve(problem: Problem, memory: int | None = None) -> list[int]:
         ImportError: scipy is not installed.
         DoesNotFitInMemory: no solution fits in ``memory``.
     """
-    program = _Integers(problem)
-    found = program.best(program.seconds, memory)
-    if found is None:
+    program = _IntegerProgram(problem)
+    solution = program.best(program.seconds, memory)
+    if solution is None:
         assert memory is not None
-        least = program.best(program.nbytes, None)
-        assert least is not None
-        raise DoesNotFitInMemory(problem.cost(least)[1], memory, least)
-    return found
+        smallest = program.best(program.nbytes, None)
+        assert smallest is not None
+        raise DoesNotFitInMemory(problem.cost(smallest)[1], memory, smallest)
+    return solution
 
 
-class _Integers:
+class _IntegerProgram:
     """Integer program of a layout problem: variables, costs, and linear constraints.
 
     The top of this file has its formulas. Costs are ``seconds`` (in microseconds) and ``nbytes``,
@@ -75,40 +75,44 @@ class _Integers:
         self.nbytes: list[float] = []
         self._rows: list[dict[int, float]] = []
         self._sums: list[float] = []
-        self._first = self._options()
-        self._choices = len(self.seconds)
-        self._edges()
+        self._first_variables = self._add_option_variables()
+        self._choice_count = len(self.seconds)
+        self._add_boxing_variables()
 
-    def _new(self, seconds: float, nbytes: float) -> int:
+    def _add_variable(self, seconds: float, nbytes: float) -> int:
         """Add a variable with these costs, and return its index."""
         self.seconds.append(seconds * _MICRO)
         self.nbytes.append(nbytes)
         return len(self.seconds) - 1
 
-    def _options(self) -> list[int]:
+    def _add_option_variables(self) -> list[int]:
         """Create the ``x`` variables, one per option; return the index of each node's first one.
 
-        Nodes that must take the same option (``Node.alike``) get the same variables.
+        Nodes that must take the same option (``Node.block_key``) get the same variables.
         """
-        shared: dict[Any, int] = {}
+        first_by_key: dict[Any, int] = {}
         firsts = []
         for index, node in enumerate(self.problem.nodes):
-            key = index if node.alike is None else (node.alike, tuple(map(repr, node.options)))
-            if key not in shared:
-                shared[key] = len(self.seconds)
+            key = (
+                index
+                if node.block_key is None
+                else (node.block_key, tuple(map(repr, node.options)))
+            )
+            if key not in first_by_key:
+                first_by_key[key] = len(self.seconds)
                 for i in range(len(node.options)):
-                    self.seconds.append(_TIE * i)
+                    self.seconds.append(_TIE_BREAK * i)
                     self.nbytes.append(0.0)
-                self._rows.append({shared[key] + i: 1.0 for i in range(len(node.options))})
+                self._rows.append({first_by_key[key] + i: 1.0 for i in range(len(node.options))})
                 self._sums.append(1.0)
-            first = shared[key]
+            first = first_by_key[key]
             for i, option in enumerate(node.options):
                 self.seconds[first + i] += option.seconds * _MICRO
                 self.nbytes[first + i] += option.nbytes
             firsts.append(first)
         return firsts
 
-    def _edges(self) -> None:
+    def _add_boxing_variables(self) -> None:
         """Create the ``y`` variables, which select the boxing on edges.
 
         Edges that connect the same ``x`` variables at equal cost share their ``y`` variables, whose
@@ -116,15 +120,24 @@ class _Integers:
         """
         counts: dict[tuple, list[Any]] = {}
         for edge in self.problem.edges:
-            key = (self._first[edge.maker], edge.have, self._first[edge.reader], edge.want)
-            counts.setdefault((*key, edge.spec, edge.back, edge.gathered), [edge, 0])[1] += 1
+            key = (
+                self._first_variables[edge.maker],
+                edge.output,
+                self._first_variables[edge.reader],
+                edge.operand,
+            )
+            counts.setdefault((*key, edge.spec, edge.tracked, edge.gathered), [edge, 0])[1] += 1
         for edge, count in counts.values():
-            self._edge(edge, count)
+            self._add_edge_variables(edge, count)
 
-    def _edge(self, edge: Edge, count: int) -> None:
+    def _add_edge_variables(self, edge: Edge, count: int) -> None:
         """Create the ``y`` variables of ``edge``, which stands for ``count`` edges."""
-        have = _by_layout(self.problem.have(edge), self._first[edge.maker])
-        want = _by_layout(self.problem.want(edge), self._first[edge.reader])
+        have = _variables_by_layout(
+            self.problem.source_layouts(edge), self._first_variables[edge.maker]
+        )
+        want = _variables_by_layout(
+            self.problem.target_layouts(edge), self._first_variables[edge.reader]
+        )
         costs = {
             (a, b): tuple(count * c for c in self.problem.boxing(edge, a, b))
             for a in have
@@ -137,13 +150,13 @@ class _Integers:
                     self.seconds[x] += seconds * _MICRO
                     self.nbytes[x] += nbytes
             return
-        y = {pair: self._new(*cost) for pair, cost in costs.items()}
+        y = {pair: self._add_variable(*cost) for pair, cost in costs.items()}
         for a, xs in have.items():
-            self._equal([y[a, b] for b in want], xs)
+            self._constrain_equal_sums([y[a, b] for b in want], xs)
         for b, xs in want.items():
-            self._equal([y[a, b] for a in have], xs)
+            self._constrain_equal_sums([y[a, b] for a in have], xs)
 
-    def _equal(self, ys: Sequence[int], xs: Sequence[int]) -> None:
+    def _constrain_equal_sums(self, ys: Sequence[int], xs: Sequence[int]) -> None:
         """Add the constraint that the variables ``ys`` and the variables ``xs`` have equal sums."""
         self._rows.append({**dict.fromkeys(ys, 1.0), **dict.fromkeys(xs, -1.0)})
         self._sums.append(0.0)
@@ -154,49 +167,49 @@ class _Integers:
         ``costs`` are ``self.seconds`` or ``self.nbytes``. ``memory`` is in bytes; None for no
         limit.
         """
-        optimize, sparse = _scipy()
+        optimize, sparse = _import_scipy()
         cells = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
         rows, columns, values = zip(*cells, strict=True)
         shape = len(self._rows), len(costs)
         matrix = sparse.csr_array((values, (rows, columns)), shape=shape)
         constraints = [optimize.LinearConstraint(matrix, self._sums, self._sums)]
         if memory is not None:
-            held = sparse.csr_array(np.array([self.nbytes]) / max(memory, 1))
-            constraints.append(optimize.LinearConstraint(held, -np.inf, 1.0))
-        whole = np.zeros(len(costs))
-        whole[: self._choices] = 1
+            memory_row = sparse.csr_array(np.array([self.nbytes]) / max(memory, 1))
+            constraints.append(optimize.LinearConstraint(memory_row, -np.inf, 1.0))
+        integrality = np.zeros(len(costs))
+        integrality[: self._choice_count] = 1
         # Bytes are scaled so that costs are near one, as microseconds already are.
         scale = max(costs) or 1.0
-        found = optimize.milp(
+        result = optimize.milp(
             np.array(costs) / (scale if costs is self.nbytes else 1.0),
-            integrality=whole,
+            integrality=integrality,
             bounds=optimize.Bounds(0, 1),
             constraints=constraints,
             options={"mip_rel_gap": 1e-9},
         )
-        if found.x is None:
-            if found.status == 2:  # infeasible
+        if result.x is None:
+            if result.status == 2:  # infeasible
                 return None
-            raise RuntimeError(f"layouts: HiGHS, which chooses them, stopped: {found.message}")
+            raise RuntimeError(f"layouts: HiGHS, which chooses them, stopped: {result.message}")
         return [
-            int(np.argmax(found.x[first : first + len(node.options)]))
-            for first, node in zip(self._first, self.problem.nodes, strict=True)
+            int(np.argmax(result.x[first : first + len(node.options)]))
+            for first, node in zip(self._first_variables, self.problem.nodes, strict=True)
         ]
 
 
-def _by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
+def _variables_by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
     """Return {layout: indices of the variables of the options that have it}.
 
     ``layouts`` has the layout of each option of a node, and ``first`` is the index of the variable
     of the first option.
     """
-    found: dict[NdSbp, list[int]] = {}
+    variables: dict[NdSbp, list[int]] = {}
     for i, sbp in enumerate(layouts):
-        found.setdefault(sbp, []).append(first + i)
-    return found
+        variables.setdefault(sbp, []).append(first + i)
+    return variables
 
 
-def _scipy() -> tuple[Any, Any]:
+def _import_scipy() -> tuple[Any, Any]:
     try:
         from scipy import optimize, sparse
     except ImportError:

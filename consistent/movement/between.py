@@ -21,7 +21,7 @@ from mirrored.transports.default import current
 from ..boxing.plan import plan
 from ..boxing.steps import Exchange
 from ..spec import TensorSpec
-from .run import begin, run_within
+from .run import begin_boxing, run_within
 from .run_exchange import batch_of
 
 
@@ -40,10 +40,12 @@ def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Ha
     Returns:
         Handles by which to wait until the messages are sent.
     """
-    x, moves = begin(local, src, dst)
-    (middle,) = (move for move in moves if isinstance(move, Exchange))
-    x = run_within(x, src, middle.src)
-    messages = batch_of((middle.src, middle.dst), is_target=False).departing([x])
+    x, moves = begin_boxing(local, src, dst)
+    (exchange_move,) = (move for move in moves if isinstance(move, Exchange))
+    x = run_within(x, src, exchange_move.src)
+    messages = batch_of((exchange_move.src, exchange_move.dst), is_target=False).outgoing_messages(
+        [x]
+    )
     return [current().send(message, to, label) for to, message in messages]
 
 
@@ -53,16 +55,16 @@ def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor
     Only the ranks of ``dst`` call this, with the ``label`` of the senders. The function that is
     returned takes no arguments and returns this rank's shard under ``dst``.
     """
-    (middle,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
-    batch = batch_of((middle.src, middle.dst), is_source=False)
+    (exchange_move,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
+    batch = batch_of((exchange_move.src, exchange_move.dst), is_source=False)
     handles = [
-        current().receive(shape, dtype, source, label, batch.wire)
-        for source, shape, dtype in batch.arriving
+        current().receive(shape, dtype, source, label, batch.wire_device)
+        for source, shape, dtype in batch.incoming
     ]
 
-    def arrived() -> Tensor:
+    def wait_for_shard() -> Tensor:
         received = [handle.wait() for handle in handles]
-        (shard,) = batch.assembled(received, [])  # this rank is outside src: all parts are received
-        return run_within(shard, middle.dst, dst)
+        (shard,) = batch.assemble(received, [])  # this rank is outside src: all parts are received
+        return run_within(shard, exchange_move.dst, dst)
 
-    return arrived
+    return wait_for_shard

@@ -40,22 +40,22 @@ def bytes_between(
     ends += [move.dst.placement for move in moves if isinstance(move, Exchange)]
     if any(placement.type != "cpu" for placement in ends):
         return None
-    ranks = tuple(dict.fromkeys(itertools.chain.from_iterable(map(_ranks, ends))))
+    ranks = tuple(dict.fromkeys(itertools.chain.from_iterable(map(_flat_ranks, ends))))
     of = transport.hosts_of(ranks)
     if of is None:
         return None
     if not max(of):
         return 0
-    return _between(src, tuple(moves), ranks, of, beside, transport.link("cpu"))
+    return _cached_bytes_between(src, tuple(moves), ranks, of, beside, transport.link("cpu"))
 
 
 @lru_cache(1 << 10)
-def _ranks(placement: Placement) -> tuple[int, ...]:
+def _flat_ranks(placement: Placement) -> tuple[int, ...]:
     return tuple(placement.ranks.ravel().tolist())
 
 
 @lru_cache(1 << 11)
-def _between(
+def _cached_bytes_between(
     src: TensorSpec,
     moves: tuple[Step, ...],
     ranks: tuple[int, ...],
@@ -70,31 +70,36 @@ def _between(
     host, state, total = dict(zip(ranks, of, strict=True)), src, 0
     for move in moves:
         if isinstance(move, Exchange):
-            away = (t for t in move.transfers if host[t.source] != host[t.target])
-            total += sum(t.sent_bytes(src.dtype.itemsize) for t in away)
+            remote_transfers = (t for t in move.transfers if host[t.source] != host[t.target])
+            total += sum(t.sent_bytes(src.dtype.itemsize) for t in remote_transfers)
             state = move.dst
             continue
         sbp = (*state.sbp[: move.axis], move.dst, *state.sbp[move.axis + 1 :])
         after = state.with_sbp(sbp)
         if move.kind == "all_to_all" and (state.layout.is_cut or after.layout.is_cut):
             return None
-        for group in _groups(state.placement, move.axis):
+        for group in _axis_groups(state.placement, move.axis):
             hosts = [host[state.placement.rank_at(at)] for at in group]
             numbers = {name: k for k, name in enumerate(dict.fromkeys(hosts))}
-            own = tuple(numbers[each] for each in hosts)
-            total += _of_group(move, state, after, group, own, beside, link)
+            group_hosts = tuple(numbers[each] for each in hosts)
+            total += _group_bytes(move, state, after, group, group_hosts, beside, link)
         state = after
     return total
 
 
-def _groups(placement: Placement, axis: int) -> Iterator[list[Coordinate]]:
+def _axis_groups(placement: Placement, axis: int) -> Iterator[list[Coordinate]]:
     """Yield the coordinates of the ranks of each group that communicates along ``axis``."""
     grid = placement.shape
-    for rest in itertools.product(*(range(1 if a == axis else n) for a, n in enumerate(grid))):
-        yield [(*rest[:axis], k, *rest[axis + 1 :]) for k in range(grid[axis])]
+    for other_coordinates in itertools.product(
+        *(range(1 if a == axis else n) for a, n in enumerate(grid))
+    ):
+        yield [
+            (*other_coordinates[:axis], k, *other_coordinates[axis + 1 :])
+            for k in range(grid[axis])
+        ]
 
 
-def _of_group(
+def _group_bytes(
     move: Move,
     before: TensorSpec,
     after: TensorSpec,
@@ -110,28 +115,32 @@ def _of_group(
     """
     dtype = before.dtype
     if move.kind == "all_gather":
-        return sent.of_all_gather(of, [_nbytes(before, at) for at in group])
+        return sent.all_gather_bytes(of, [_shard_bytes(before, at) for at in group])
     if move.kind == "all_reduce":
-        return sent.of_all_reduce(of, math.prod(before.local_shape(group[0])), dtype, link)
+        return sent.all_reduce_bytes(of, math.prod(before.local_shape(group[0])), dtype, link)
     if move.kind == "reduce_scatter":
-        return sent.of_reduce_scatter(of, [_nbytes(after, at) for at in group], dtype, beside)
+        return sent.reduce_scatter_bytes(
+            of, [_shard_bytes(after, at) for at in group], dtype, beside
+        )
     if move.kind == "all_to_all":
-        pieces = [[_common(before, a, after, b) for b in group] for a in group]
-        return sent.of_all_to_all(of, pieces)
+        pieces = [[_overlap_bytes(before, a, after, b) for b in group] for a in group]
+        return sent.all_to_all_bytes(of, pieces)
     return 0
 
 
-def _nbytes(spec: TensorSpec, at: Coordinate) -> int:
-    return math.prod(spec.local_shape(at)) * spec.dtype.itemsize
+def _shard_bytes(spec: TensorSpec, coordinate: Coordinate) -> int:
+    return math.prod(spec.local_shape(coordinate)) * spec.dtype.itemsize
 
 
-def _common(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
+def _overlap_bytes(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
     """Return the bytes that the rank at ``a`` sends to that at ``b`` in an all-to-all.
 
     They are the intersection of the shard of ``a`` under ``before`` and that of ``b`` under
     ``after``.
     """
     items = 1
-    for start, size, first, wanted in zip(*before.region(a), *after.region(b), strict=True):
-        items *= max(0, min(start + size, first + wanted) - max(start, first))
+    for start, size, other_start, other_size in zip(
+        *before.region(a), *after.region(b), strict=True
+    ):
+        items *= max(0, min(start + size, other_start + other_size) - max(start, other_start))
     return items * before.dtype.itemsize

@@ -57,9 +57,9 @@ def box(
     if src is dst and grad_sbp is None:
         return local
     with HookOff():
-        if tracks((local,)) and not _is_forward_only(local, src, dst):
-            made = None if arrived is None else (arrived,)
-            return apply(_Box, _how_of_one(src, dst, grad_sbp), made, local)[0]
+        if tracks((local,)) and not _has_no_derivative(local, src, dst):
+            results = None if arrived is None else (arrived,)
+            return apply(_Box, _single_box_call(src, dst, grad_sbp), results, local)[0]
         return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
 
 
@@ -85,42 +85,45 @@ def box_several(
     """
     if forward_ad._current_level >= 0:
         # Torch's jvp needs tangents of all outputs or of none, and outputs must not share memory.
-        given = arrived or [None] * len(routes)
-        return [box(x, *ends, None, y) for x, ends, y in zip(locals_, routes, given, strict=True)]
+        results = arrived or [None] * len(routes)
+        return [
+            box(x, *route, None, y) for x, route, y in zip(locals_, routes, results, strict=True)
+        ]
     run_each = partial(gather_each, coders=coders) if any(coders) else run_several
     with HookOff():
         if tracks(locals_):
-            back = tuple((dst.dual, src.dual) for src, dst in routes)
-            how = _How(routes, back, run_each, coders, arriving)
-            return list(apply(_Box, how, None if arrived is None else (*arrived,), *locals_))
+            grad_routes = tuple((dst.dual, src.dual) for src, dst in routes)
+            call = _BoxCall(routes, grad_routes, run_each, coders, arriving)
+            return list(apply(_Box, call, None if arrived is None else (*arrived,), *locals_))
         return list(run_each(locals_, routes) if arrived is None else arrived)
 
 
-class _How(NamedTuple):
+class _BoxCall(NamedTuple):
     """How ``_Box`` boxes its inputs in forward, and their gradients in backward."""
 
     routes: Sequence[Route]
-    back: Sequence[Route]  # one route per gradient; if is_one, routes taken one after the other
+    # One route per gradient; if `is_single`, routes taken one after the other.
+    grad_routes: Sequence[Route]
     run: Callable[[Sequence[Tensor], Sequence[Route]], Sequence[Tensor]]  # without autograd
     coders: Coders = ()
     arriving: Arriving | None = None
-    is_one: bool = False
+    is_single: bool = False
 
 
 @lru_cache(maxsize=1 << 11)
-def _how_of_one(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -> _How:
+def _single_box_call(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -> _BoxCall:
     """Return how to box one shard from ``src`` to ``dst``, and its gradient via ``grad_sbp``."""
     stops = [dst.dual, *([] if grad_sbp is None else [dst.with_sbp(grad_sbp)]), src.dual]
-    return _How(((src, dst),), tuple(pairwise(stops)), _run_one, is_one=True)
+    return _BoxCall(((src, dst),), tuple(pairwise(stops)), _run_single, is_single=True)
 
 
-def _run_one(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor]:
+def _run_single(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor]:
     (src, dst), x = routes[0], torch.Tensor.detach(locals_[0])
     # src to itself, called for grad_sbp alone: the output of a Function must not alias its input.
     return (x.clone() if src is dst else run(x, src, dst),)
 
 
-def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
+def _has_no_derivative(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
     """Return whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative.
 
     Raises:
@@ -139,58 +142,62 @@ def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
 
 
 class _Box(torch.autograd.Function):
-    """Autograd Function that boxes shards as a ``_How`` says, and in backward their gradients."""
+    """Autograd Function that boxes shards and, in backward, their gradients by a ``_BoxCall``."""
 
     @staticmethod
     def forward(
-        ctx: Any, how: _How, arrived: tuple[Tensor, ...] | None, *locals_: Tensor
+        ctx: Any, call: _BoxCall, arrived: tuple[Tensor, ...] | None, *locals_: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.how = how
-        made = tuple(how.run(locals_, how.routes)) if arrived is None else arrived
-        if not how.is_one:
+        ctx.call = call
+        results = tuple(call.run(locals_, call.routes)) if arrived is None else arrived
+        if not call.is_single:
             # Some outputs may get no gradient, which is then so on all ranks, and None is not
             # boxed. The gradient of a single shard is boxed even if zero, since other ranks may
             # wait for it.
             ctx.set_materialize_grads(False)
-            frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
+            frozen = [
+                x for x, local in zip(results, locals_, strict=True) if not local.requires_grad
+            ]
             ctx.mark_non_differentiable(*frozen)
-        return made
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        how: _How = ctx.how
-        if how.is_one:
+        call: _BoxCall = ctx.call
+        if call.is_single:
             x: Any = grads[0]
-            for route in how.back:
+            for route in call.grad_routes:
                 x = box(x, *route)
             return None, None, x
-        return None, None, *_boxed_back(ctx, how, grads)
+        return None, None, *_box_gradients(ctx, call, grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor]:
         # As in forward, the result must not be an alias of the input.
-        ((src, dst),), tangent = ctx.how.routes, tangents[-1]
+        ((src, dst),), tangent = ctx.call.routes, tangents[-1]
         return (tangent.clone() if src is dst else box(tangent, src, dst),)
 
 
-def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _box_gradients(ctx: Any, call: _BoxCall, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Box the gradients of ``_Box``'s outputs; return those of its inputs, None where not needed.
 
-    Gradients that the callback ``how.arriving`` takes over are not boxed.
+    Gradients that the callback ``call.arriving`` takes over are not boxed.
     """
-    coders, left = _coders_of(ctx), grads
-    if how.arriving is not None and not torch.is_grad_enabled():
+    coders, remaining = _coders_of(ctx), grads
+    if call.arriving is not None and not torch.is_grad_enabled():
         nodes = [node for node, _ in ctx.next_functions]
-        left = how.arriving(nodes, grads, [spec for spec, _ in how.back], coders=coders)
+        remaining = call.arriving(
+            nodes, grads, [spec for spec, _ in call.grad_routes], coders=coders
+        )
     needed = ctx.needs_input_grad[-len(grads) :]
-    given = {i: x for i, x in enumerate(left) if x is not None and needed[i]}
-    xs, routes = list(given.values()), [how.back[i] for i in given]
+    to_box = {i: x for i, x in enumerate(remaining) if x is not None and needed[i]}
+    xs, routes = list(to_box.values()), [call.grad_routes[i] for i in to_box]
     if coders:
-        boxed = start_reduces(xs, routes, [coders[i] for i in given]).wait()
+        boxed = start_reduces(xs, routes, [coders[i] for i in to_box]).wait()
     else:
         boxed = box_several(xs, routes)
-    made = dict(zip(given, boxed, strict=True))
-    return [made.get(i) for i in range(len(grads))]
+    boxed_by_index = dict(zip(to_box, boxed, strict=True))
+    return [boxed_by_index.get(i) for i in range(len(grads))]
 
 
 def _coders_of(ctx: Any) -> Coders:
@@ -198,9 +205,9 @@ def _coders_of(ctx: Any) -> Coders:
 
     ``ctx`` is that of ``_Box``. Only gradients that are added to a ``.grad`` have a coder.
     """
-    if torch.is_grad_enabled() or not any(ctx.how.coders):
+    if torch.is_grad_enabled() or not any(ctx.call.coders):
         return ()
     return [
         coder if node is not None and is_accumulated(node) else None
-        for (node, _), coder in zip(ctx.next_functions, ctx.how.coders, strict=True)
+        for (node, _), coder in zip(ctx.next_functions, ctx.call.coders, strict=True)
     ]

@@ -18,20 +18,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mirrored.every_rank import agree, alike, by_rank, gathered
-from mirrored.readable import in_a_line
+from mirrored.every_rank import agree, all_equal, gather_from_ranks, lines_by_rank
+from mirrored.readable import on_one_line
 from mirrored.transports import default
-from mirrored.transports.faults.place import is_users
+from mirrored.transports.faults.place import is_user_frame
 
 from ..spec import Placement, TensorSpec
 from .settings import first_difference, settings
-from .sparse_parts import is_sparse, parts_of
+from .sparse_parts import is_sparse, tensors_of_sparse
 
-_always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
-_on: Counter[int] = Counter()  # by rank, because simulated ranks are threads that share this module
+_is_always_on = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
+# By rank, because simulated ranks are threads that share this module.
+_contexts_by_rank: Counter[int] = Counter()
 _lock = threading.RLock()
 
-enabled: bool = _always
+enabled: bool = _is_always_on
 """True if any rank of this process checks. If check mode is off, nothing else is read."""
 
 
@@ -50,45 +51,45 @@ def check_mode(on: bool = True) -> Iterator[None]:
     changes nothing. Every rank must enter the context at the same point of the program.
     """
     rank = default.current().rank
-    _switch(rank, int(on))
+    _change_context_count(rank, int(on))
     try:
         yield
     finally:
-        _switch(rank, -int(on))
+        _change_context_count(rank, -int(on))
 
 
-def _switch(rank: int, by: int) -> None:
-    """Add ``by`` (1, -1 or 0) to the number of ``check_mode`` contexts that ``rank`` is inside."""
+def _change_context_count(rank: int, change: int) -> None:
+    """Add ``change`` (1, -1 or 0) to the number of ``check_mode`` contexts around ``rank``."""
     global enabled
     with _lock:
-        _on[rank] += by
-        enabled = _always or any(_on.values())
+        _contexts_by_rank[rank] += change
+        enabled = _is_always_on or any(_contexts_by_rank.values())
 
 
 def _is_on() -> bool:
-    return _always or _on[default.current().rank] > 0
+    return _is_always_on or _contexts_by_rank[default.current().rank] > 0
 
 
-def calling(op: str) -> None:
+def set_current_op(op: str) -> None:
     """Note that this thread is in the op ``op``, for the errors about its boxings."""
     _thread.op = op
 
 
-def current() -> str:
-    """Return the name of the op that this thread is in, as it was passed to ``calling`` last."""
+def current_op() -> str:
+    """Return the op that this thread is in, as it was passed to ``set_current_op`` last."""
     return _thread.op
 
 
-def before_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+def check_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
     """Check, before each boxing, that all ranks do it and that ``local`` is a shard of ``src``.
 
     Raises:
         RuntimeError: on every rank, if some rank does another boxing or has a wrong shard.
     """
-    _compare(src, dst, _thread.op, _fault(local, src))
+    _compare_boxings(src, dst, _thread.op, _shard_fault(local, src))
 
 
-def compare(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
+def compare_boxing(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
     """Check that the ranks of both placements are about to do the same boxing, ``src`` to ``dst``.
 
     Args:
@@ -99,7 +100,7 @@ def compare(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
     Raises:
         RuntimeError: on every rank; the message names each rank's call site, op and specs.
     """
-    _compare(src, dst, op, "")
+    _compare_boxings(src, dst, op, "")
 
 
 def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
@@ -107,31 +108,31 @@ def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
 
     ``what`` names the op in the error.
     """
-    _compare(spec, spec, what, _fault(local, spec))
+    _compare_boxings(spec, spec, what, _shard_fault(local, spec))
 
 
-def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
+def _compare_boxings(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
     """Exchange between the ranks what each is about to do, and raise if they differ.
 
     ``fault`` says what is wrong with this rank's shard; empty if nothing is.
     """
-    ranks = _either(src.placement, dst.placement)
+    ranks = _ranks_of_both(src.placement, dst.placement)
     if not _is_on() or default.current().rank not in ranks:
         return
     note = (call_site(), op, f"{src} -> {dst}")
-    told = gathered((note, fault, settings()), ranks)
-    notes, faults, set_by = zip(*told, strict=True)
-    if not alike(notes):
+    results = gather_from_ranks((note, fault, settings()), ranks)
+    notes, faults, settings_by_rank = zip(*results, strict=True)
+    if not all_equal(notes):
         raise RuntimeError(
             "check mode: ranks are about to do different boxings.\n"
-            + by_rank([_line(*each) for each in notes], ranks)
+            + lines_by_rank([_call_line(*each) for each in notes], ranks)
             + "\n  Every rank must run the same ops in order: look for a branch that some take."
         )
-    _check_settings(ranks, set_by, _line(*note))
+    _check_settings(ranks, settings_by_rank, _call_line(*note))
     if any(faults):
         raise RuntimeError(
-            f"check mode: a shard does not fit its spec {src}, in {_line(*note)}.\n"
-            + by_rank([text or "as its spec says" for text in faults], ranks)
+            f"check mode: a shard does not fit its spec {src}, in {_call_line(*note)}.\n"
+            + lines_by_rank([text or "as its spec says" for text in faults], ranks)
             + "\n  Give from_local the sbp that the shards have, or shards of that shape and dtype."
         )
 
@@ -141,7 +142,7 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]], line:
     if name is not None:
         raise RuntimeError(
             f"check mode: the {name} differs between ranks, in {line}.\n"
-            + by_rank([note.get(name, "none") for note in notes], ranks)
+            + lines_by_rank([note.get(name, "none") for note in notes], ranks)
             + "\n  Each rank computes by its own, so that what all have whole would differ. Set it "
             "alike on every rank."
         )
@@ -155,13 +156,13 @@ def check_hyperparameters(optimizer: torch.optim.Optimizer, placement: Placement
     if not _is_on() or placement.coordinate_of(default.current().rank) is None:
         return
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = gathered(_hyperparameters(optimizer), ranks)
+    notes = gather_from_ranks(_hyperparameters(optimizer), ranks)
     name = first_difference(notes)
     if name is not None:
         raise RuntimeError(
             f"check mode: {name} of {type(optimizer).__name__} differs between ranks, at "
             f"{call_site()}.\n"
-            + by_rank([note.get(name, "none") for note in notes], ranks)
+            + lines_by_rank([note.get(name, "none") for note in notes], ranks)
             + "\n  Parameters would become others on each rank. Give every rank's optimizer the "
             "same, and the same schedule."
         )
@@ -177,10 +178,10 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     }
 
 
-def _either(one: Placement, other: Placement) -> tuple[int, ...]:
+def _ranks_of_both(first: Placement, second: Placement) -> tuple[int, ...]:
     """Return the ranks of both placements, each once."""
-    ranks = one.ranks.ravel().tolist()
-    return tuple(ranks if one == other else sorted({*ranks, *other.ranks.ravel().tolist()}))
+    ranks = first.ranks.ravel().tolist()
+    return tuple(ranks if first == second else sorted({*ranks, *second.ranks.ravel().tolist()}))
 
 
 def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
@@ -198,7 +199,7 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
         lambda digests: RuntimeError(
             f"check mode: {what} is taken as broadcast, and the ranks' values differ.\n"
             f"  at {call_site()}:\n"
-            + by_rank(digests, ranks)
+            + lines_by_rank(digests, ranks)
             + "\n  Make it equal (same seed, same data), or give its SBP with from_local."
         ),
         ranks=ranks,
@@ -213,31 +214,31 @@ def digest(tensor: Tensor) -> str:
     """
     with torch._C.DisableTorchFunctionSubclass():
         x = torch.Tensor.detach(tensor)
-        known = f"{x.dtype} {tuple(x.shape)}"
+        description = f"{x.dtype} {tuple(x.shape)}"
         if x.is_meta:
-            return f"{known} meta"
+            return f"{description} meta"
         if is_sparse(x):
-            return f"{known} of {' and '.join(map(digest, parts_of(x)))}"
+            return f"{description} of {' and '.join(map(digest, tensors_of_sparse(x)))}"
         if x.layout is not torch.strided or x.is_quantized:
-            return f"{known} {x.layout}"
+            return f"{description} {x.layout}"
         x = x.cpu().resolve_conj().resolve_neg().contiguous()
         # A contiguous tensor may have any stride along a dim of size 1.
         flat = x.as_strided((x.numel(),), (1,)).view(torch.uint8)
         hashed = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
-        return f"{known} hash {hashed}"
+        return f"{description} hash {hashed}"
 
 
-def _fault(local: Tensor, spec: TensorSpec) -> str:
+def _shard_fault(local: Tensor, spec: TensorSpec) -> str:
     """Return what is wrong with ``local`` as this rank's shard of ``spec``; empty if nothing is."""
     with torch._C.DisableTorchFunctionSubclass():
         shape, dtype = tuple(torch.Tensor.size(local)), local.dtype
-    wanted = spec.local_shape(spec.placement.coordinate_of(default.current().rank))
-    if shape == wanted and dtype == spec.dtype:
+    expected_shape = spec.local_shape(spec.placement.coordinate_of(default.current().rank))
+    if shape == expected_shape and dtype == spec.dtype:
         return ""
-    return f"holds {dtype} {shape}, and its spec says {spec.dtype} {wanted}"
+    return f"holds {dtype} {shape}, and its spec says {spec.dtype} {expected_shape}"
 
 
-def _line(site: str, op: str, specs: str) -> str:
+def _call_line(site: str, op: str, specs: str) -> str:
     return f"{op + ' ' if op else ''}at {site}: {specs}"
 
 
@@ -245,7 +246,7 @@ def call_site() -> str:
     """Return ``file:line`` of the innermost frame outside this library, torch and Python itself."""
     frame = sys._getframe(1)
     while frame is not None:
-        if is_users(frame):
-            return f"{in_a_line(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if is_user_frame(frame):
+            return f"{on_one_line(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return "backward, in a thread of the autograd engine"

@@ -28,17 +28,24 @@ import torch
 from torch import Tensor
 
 from mirrored.codecs import Codec
-from mirrored.comm import Ranks, Waitable, resized
+from mirrored.comm import Ranks, Waitable, resize_dim
 from mirrored.transports.default import current
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import counts_out_of_memory
 
 from ..boxing.plan import plan
 from ..boxing.steps import Move, Step
 from ..spec import piece
-from .coders import Coder, by_codec
-from .low_rank import LowRank, matrix, orthonormal, part_of_product
-from .run import begin, ended
-from .several import Collective, Route, Started, cut_of, run_several, start_several
+from .coders import Coder, with_coded_bytes
+from .low_rank import LowRank, as_matrix, orthonormalize, part_of_product
+from .run import begin_boxing, notify_end
+from .several import (
+    Collective,
+    Route,
+    StartedBoxings,
+    run_several,
+    single_collective_of,
+    start_several,
+)
 
 Coders = Sequence[Coder | None]
 
@@ -46,25 +53,28 @@ Coders = Sequence[Coder | None]
 class _Item(NamedTuple):
     """One of several tensors that are sent together by codecs.
 
-    ``position`` is its index among them, ``cut`` says how it is divided among the ranks, ``coder``
-    has its codecs, and ``whole`` is the shape of all ranks' parts together.
+    ``position`` is its index among them, ``collective`` says how it is divided among the ranks,
+    ``coder`` has its codecs, and ``whole_shape`` is the shape of all ranks' parts together.
     """
 
     position: int
     x: Tensor
-    cut: Collective
+    collective: Collective
     coder: Coder
-    whole: tuple[int, ...]
+    whole_shape: tuple[int, ...]
 
     def shapes(self) -> list[list[int]]:
         """Return the shape of each rank's part, in the order of the ranks."""
-        return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
+        return [
+            resize_dim(self.whole_shape, self.collective.dim, size)
+            for size in self.collective.sizes
+        ]
 
 
 _Send = Callable[[list[_Item], Ranks], Waitable]
 
 
-@counts_lacks
+@counts_out_of_memory
 def gather_each(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool = False
 ) -> list[Tensor]:
@@ -78,123 +88,135 @@ def gather_each(
     """
     if not any(coders):
         return run_several(locals_, routes, None, begun)
-    made = _started_gathers(locals_, routes, coders, begun).wait()
+    results = _start_gathers(locals_, routes, coders, begun).wait()
     if not begun:
-        ended(*routes)
-    return made
+        notify_end(*routes)
+    return results
 
 
-@counts_lacks
-def start_each(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
+@counts_out_of_memory
+def start_gathers(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
+) -> StartedBoxings:
     """Start ``gather_each`` and return without waiting.
 
     Shards may not be written to until the results are there.
     """
     if not any(coders):
         return start_several(locals_, routes)
-    return _started_gathers(locals_, routes, coders, False)
+    return _start_gathers(locals_, routes, coders, False)
 
 
-def _started_gathers(
-    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool
-) -> Started:
+def _start_gathers(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, is_begun: bool
+) -> StartedBoxings:
     codecs = [None if coder is None else coder.gather for coder in coders]
-    return _started("all_gather", _gather, (locals_, routes, coders, codecs), begun)
+    return _start_coded("all_gather", _gather, (locals_, routes, coders, codecs), is_begun)
 
 
-@counts_lacks
-def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
+@counts_out_of_memory
+def start_reduces(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
+) -> StartedBoxings:
     """Start a reduce-scatter of each shard from its source to its target spec, and do not wait.
 
     The addends of a shard are compressed if its coder has a codec for sums.
     """
     codecs = [None if coder is None else coder.reduce for coder in coders]
-    return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
+    return _start_coded("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
 
 
-@counts_lacks
-def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> Sums:
+@counts_out_of_memory
+def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> CodedSums:
     """Start the all-reduce of each of ``addends`` over ``ranks``, compressed by its coder.
 
     Addends are contiguous, and may not be written to before the sums are there. Each coder adds its
     *unsent rest*, the rounding errors of earlier addends, and keeps the new one; that has one dim,
     except for a low-rank codec, where it has the shape of the addend.
     """
-    found: dict[bool, list[_Item]] = {}
+    items_by_kind: dict[bool, list[_Item]] = {}
     for i, (x, coder) in enumerate(zip(addends, coders, strict=True)):
-        is_low = isinstance(coder.reduce, LowRank)
-        found.setdefault(is_low, []).append(
-            _summed_item(i, x if is_low else x.view(-1), coder, ranks)
+        is_low_rank = isinstance(coder.reduce, LowRank)
+        items_by_kind.setdefault(is_low_rank, []).append(
+            _all_reduce_item(i, x if is_low_rank else x.view(-1), coder, ranks)
         )
-    turns = [
+    two_step_sums = [
         (
             [item.position for item in items],
-            _reduce_low(items, ranks) if low else _sum(items, ranks),
+            _start_low_rank_sum(items, ranks) if low_rank else _start_sum(items, ranks),
         )
-        for low, items in found.items()
+        for low_rank, items in items_by_kind.items()
     ]
-    return Sums(addends, turns)
+    return CodedSums(addends, two_step_sums)
 
 
-def _summed_item(position: int, x: Tensor, coder: Coder, ranks: Ranks) -> _Item:
+def _all_reduce_item(position: int, x: Tensor, coder: Coder, ranks: Ranks) -> _Item:
     """Return the item for an all-reduce of ``x``, whose dim 0 is divided evenly among ``ranks``."""
     sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
     return _Item(position, x, Collective("all_reduce", ranks, 0, sizes), coder, tuple(x.shape))
 
 
-class Sums:
+class CodedSums:
     """All-reduces in flight that codecs compress, as ``start_sums`` returns them.
 
-    Each takes two messages, and ``turn`` is called between them. First a rank gets the addends of
-    its part, and then it sends their sum to all ranks. A low-rank codec sums one thin matrix in
-    each.
+    Each takes two messages, and ``send_second`` is called between them. First a rank gets the
+    addends of its part, and then it sends their sum to all ranks. A low-rank codec sums one thin
+    matrix in each.
     """
 
-    def __init__(self, addends: Sequence[Tensor], turns: list[tuple[list[int], _Turn]]) -> None:
+    def __init__(
+        self, addends: Sequence[Tensor], turns: list[tuple[list[int], _TwoStepSum]]
+    ) -> None:
         self._shapes = [x.shape for x in addends]
-        self._turns = turns
+        self._two_step_sums = turns
 
-    def turn(self) -> None:
+    def send_second(self) -> None:
         """Wait for the first messages, sum what they contain, and send the second."""
-        for _, each in self._turns:
-            each.turn()
+        for _, two_step_sum in self._two_step_sums:
+            two_step_sum.send_second()
 
     def wait(self) -> list[Tensor]:
         """Wait for the second messages; return the sums, with the same bits on every rank."""
-        made: list[Any] = [None] * len(self._shapes)
-        for positions, each in self._turns:
-            for i, x in zip(positions, each.wait(), strict=True):
-                made[i] = x.view(self._shapes[i])
-        return made
+        sums: list[Any] = [None] * len(self._shapes)
+        for positions, two_step_sum in self._two_step_sums:
+            for i, x in zip(positions, two_step_sum.wait(), strict=True):
+                sums[i] = x.view(self._shapes[i])
+        return sums
 
 
-def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
+def _start_coded(kind: str, send: _Send, columns: tuple, is_begun: bool) -> StartedBoxings:
     """Start a boxing of each shard: by ``send`` where a codec can compress it, else in full.
 
     Args:
         kind: kind of the collective, "all_gather" or "reduce_scatter".
         send: function that sends several items over the same ranks.
-        given: (shards, routes, coders, codecs), each a sequence.
-        begun: whether each boxing was begun (``run.begin``) already.
+        columns: (shards, routes, coders, codecs), each a sequence.
+        is_begun: whether each boxing was begun (``run.begin_boxing``) already.
     """
-    found: dict[tuple, list[_Item]] = {}
-    plain: list[int] = []
-    for i, (x, route, coder, codec) in enumerate(zip(*given, strict=True)):
-        cut = _coded_cut(x, route, codec, kind)
-        if cut is None:
-            plain.append(i)
+    items_by_key: dict[tuple, list[_Item]] = {}
+    plain_positions: list[int] = []
+    for i, (x, route, coder, codec) in enumerate(zip(*columns, strict=True)):
+        collective = _coded_collective(x, route, codec, kind)
+        if collective is None:
+            plain_positions.append(i)
             continue
-        x = x if begun else begin(x, *route, moves=_coded_moves(x, route, cut, codec))[0]
-        key = (cut.ranks, x.device, isinstance(codec, LowRank))
-        found.setdefault(key, []).append(_Item(i, x, cut, coder, _whole(x, cut)))
-    waits: list[tuple[list[int], Any]] = []
-    if plain:
-        xs, routes = ([given[k][i] for i in plain] for k in (0, 1))
-        waits.append((plain, _as_it_is(xs, routes, begun)))
-    for (ranks, _, low), items in found.items():
-        started = (_reduce_low if low else send)(items, ranks)
-        waits.append(([item.position for item in items], started))
-    return Started([None] * len(given[0]), waits)
+        x = (
+            x
+            if is_begun
+            else begin_boxing(x, *route, moves=_coded_moves(x, route, collective, codec))[0]
+        )
+        key = (collective.ranks, x.device, isinstance(codec, LowRank))
+        items_by_key.setdefault(key, []).append(
+            _Item(i, x, collective, coder, _whole_shape(x, collective))
+        )
+    handles: list[tuple[list[int], Any]] = []
+    if plain_positions:
+        xs, routes = ([columns[k][i] for i in plain_positions] for k in (0, 1))
+        handles.append((plain_positions, _start_plain(xs, routes, is_begun)))
+    for (ranks, _, low_rank), items in items_by_key.items():
+        handle = (_start_low_rank_sum if low_rank else send)(items, ranks)
+        handles.append(([item.position for item in items], handle))
+    return StartedBoxings([None] * len(columns[0]), handles)
 
 
 def begin_gathers(
@@ -202,77 +224,83 @@ def begin_gathers(
 ) -> list[Tensor]:
     """Begin each boxing, and return the shards to pass to ``gather_each(begun=True)``.
 
-    To begin is to check the boxing and to notify tracers (``run.begin``). A caller that sends
-    later, in another thread, does that first in the thread of the program.
+    To begin is to check the boxing and to notify tracers (``run.begin_boxing``). A caller that
+    sends later, in another thread, does that first in the thread of the program.
     """
-    made = []
+    shards = []
     for x, route, coder in zip(locals_, routes, coders, strict=True):
         codec = None if coder is None else coder.gather
-        cut = _coded_cut(x, route, codec, "all_gather")
-        moves = None if cut is None else _coded_moves(x, route, cut, codec)
-        made.append(begin(x, *route, moves=moves)[0])
-    return made
+        collective = _coded_collective(x, route, codec, "all_gather")
+        moves = None if collective is None else _coded_moves(x, route, collective, codec)
+        shards.append(begin_boxing(x, *route, moves=moves)[0])
+    return shards
 
 
-def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Collective | None:
+def _coded_collective(x: Tensor, route: Route, codec: Any, kind: str) -> Collective | None:
     """Return the collective by which ``codec`` can box ``x``, or None if it cannot.
 
     It cannot without a codec, for a sparse ``x``, or if the boxing is not one collective of
     ``kind``.
     """
-    cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
-    return cut if cut is not None and cut.kind == kind else None
+    collective = (
+        None if codec is None or x.layout is not torch.strided else single_collective_of(route)
+    )
+    return collective if collective is not None and collective.kind == kind else None
 
 
-def _whole(x: Tensor, cut: Collective) -> tuple[int, ...]:
+def _whole_shape(x: Tensor, collective: Collective) -> tuple[int, ...]:
     """Return the shape of all ranks' parts together, given ``x``, one rank's part or the whole."""
-    return tuple(resized(x.shape, cut.dim, sum(cut.sizes)))
+    return tuple(resize_dim(x.shape, collective.dim, sum(collective.sizes)))
 
 
-def _coded_moves(x: Tensor, route: Route, cut: Collective, codec: Any) -> tuple[Step, ...]:
+def _coded_moves(x: Tensor, route: Route, collective: Collective, codec: Any) -> tuple[Step, ...]:
     """Return the one move of a boxing, with the bytes that it sends if ``codec`` is used."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
-    sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
-    return (by_codec(move, codec, sizes, _whole(x, cut)),)
+    sizes = [math.prod(resize_dim(x.shape, collective.dim, size)) for size in collective.sizes]
+    return (with_coded_bytes(move, codec, sizes, _whole_shape(x, collective)),)
 
 
-def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
+def _start_plain(xs: list[Tensor], routes: list[Route], is_begun: bool) -> StartedBoxings:
     """Start the boxings of shards that no codec compresses."""
-    return Started(run_several(xs, routes, None, True), []) if begun else start_several(xs, routes)
+    return (
+        StartedBoxings(run_several(xs, routes, None, True), [])
+        if is_begun
+        else start_several(xs, routes)
+    )
 
 
-class _Read:
-    """A message in flight; ``wait`` waits for it and returns what ``read`` decodes from it."""
+class _DecodeHandle:
+    """A message in flight; ``wait`` waits for it and returns what ``decode`` makes of it."""
 
-    def __init__(self, arriving: Waitable, read: Callable[[Any], list[Tensor]]) -> None:
-        self._arriving, self._read = arriving, read
+    def __init__(self, transfer: Waitable, decode: Callable[[Any], list[Tensor]]) -> None:
+        self._transfer, self._decode = transfer, decode
 
     def wait(self) -> list[Tensor]:
         with torch.no_grad():
-            return self._read(self._arriving.wait())
+            return self._decode(self._transfer.wait())
 
 
-class _Turn:
+class _TwoStepSum:
     """The first of two messages in flight, the second of which depends on what arrives.
 
-    ``turn`` waits for the first and calls ``send_on`` with its content, which sends the second;
-    ``wait`` waits for the second.
+    ``send_second`` waits for the first and calls ``send_on`` with its content, which sends the
+    second; ``wait`` waits for the second.
     """
 
-    def __init__(self, arriving: Waitable, send_on: Callable[[Any], Waitable]) -> None:
-        self._arriving, self._send_on = arriving, send_on
-        self._second: Waitable | None = None
+    def __init__(self, transfer: Waitable, send_on: Callable[[Any], Waitable]) -> None:
+        self._transfer, self._send_on = transfer, send_on
+        self._second_transfer: Waitable | None = None
 
-    def turn(self) -> None:
-        if self._second is None:
+    def send_second(self) -> None:
+        if self._second_transfer is None:
             with torch.no_grad():
-                self._second = self._send_on(self._arriving.wait())
+                self._second_transfer = self._send_on(self._transfer.wait())
 
     def wait(self) -> list[Tensor]:
-        self.turn()
-        assert self._second is not None
-        return self._second.wait()
+        self.send_second()
+        assert self._second_transfer is not None
+        return self._second_transfer.wait()
 
 
 # ---- gathers -------------------------------------------------------------------------------------
@@ -281,10 +309,10 @@ class _Turn:
 def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
     """Encode this rank's items and start gathering them over ``ranks``."""
     codecs = [_gather_codec(item) for item in items]
-    return _joining(items, codecs, [c.write(i.x) for c, i in zip(codecs, items)], ranks)
+    return _start_gather(items, codecs, [c.write(i.x) for c, i in zip(codecs, items)], ranks)
 
 
-def _joining(
+def _start_gather(
     items: list[_Item], codecs: list[Codec], messages: list[Tensor], ranks: Ranks
 ) -> Waitable:
     """Start gathering the parts of each item from all ranks.
@@ -296,12 +324,14 @@ def _joining(
         [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
         for codec, item in zip(codecs, items, strict=True)
     ]
-    arriving = current().start_all_gather_several(messages, [0] * len(items), sizes, ranks)
+    transfer = current().start_all_gather_several(messages, [0] * len(items), sizes, ranks)
 
-    def read(joined: list[Tensor]) -> list[Tensor]:
-        return [_joined(*each) for each in zip(items, codecs, joined, sizes, strict=True)]
+    def decode(messages_of_all: list[Tensor]) -> list[Tensor]:
+        return [
+            _decode_whole(*args) for args in zip(items, codecs, messages_of_all, sizes, strict=True)
+        ]
 
-    return _Read(arriving, read)
+    return _DecodeHandle(transfer, decode)
 
 
 def _gather_codec(item: _Item) -> Codec:
@@ -309,7 +339,7 @@ def _gather_codec(item: _Item) -> Codec:
     return item.coder.gather
 
 
-def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
+def _decode_whole(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
     """Return the whole tensor of ``item``, decoded from the bytes of all ranks.
 
     ``message`` is the concatenation of these bytes, and ``sizes`` are their numbers by rank.
@@ -318,7 +348,7 @@ def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Ten
         codec.read([part], math.prod(shape), item.x.dtype).view(shape)
         for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
     ]
-    return torch.cat(parts, item.cut.dim)
+    return torch.cat(parts, item.collective.dim)
 
 
 # ---- reduce-scatters -----------------------------------------------------------------------------
@@ -326,27 +356,30 @@ def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Ten
 
 def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
     """Encode this rank's addends and start a reduce-scatter of them; waiting returns its parts."""
-    me = ranks.index(current().rank)
-    written = [_written(item) for item in items]
-    pieces = [torch.cat([parts[k] for parts in written]) for k in range(len(ranks))]
+    position = ranks.index(current().rank)
+    encoded = [_encode_addend(item) for item in items]
+    pieces = [torch.cat([parts[k] for parts in encoded]) for k in range(len(ranks))]
     # All ranks cut an addend in the same way, so each sends this rank as many bytes as it keeps.
-    arriving = current().start_all_to_all(pieces, [pieces[me].shape] * len(ranks), ranks)
-    sizes = [parts[me].numel() for parts in written]
+    transfer = current().start_all_to_all(pieces, [pieces[position].shape] * len(ranks), ranks)
+    sizes = [parts[position].numel() for parts in encoded]
 
-    def read(arrived: list[Tensor]) -> list[Tensor]:
-        of_items = zip(*(message.split(sizes) for message in arrived), strict=True)
-        return [_summed(item, me, each) for item, each in zip(items, of_items, strict=True)]
+    def decode(received: list[Tensor]) -> list[Tensor]:
+        messages_by_item = zip(*(message.split(sizes) for message in received), strict=True)
+        return [
+            _decode_sum(item, position, messages)
+            for item, messages in zip(items, messages_by_item, strict=True)
+        ]
 
-    return _Read(arriving, read)
+    return _DecodeHandle(transfer, decode)
 
 
 @torch.no_grad()
-def _written(item: _Item) -> list[Tensor]:
+def _encode_addend(item: _Item) -> list[Tensor]:
     """Encode this rank's addend plus its unsent rest; return the bytes for each rank.
 
     The unsent rest is the rounding errors of earlier addends. It is replaced by that of this one.
     """
-    codec, (dim, sizes) = _reduce_codec(item), (item.cut.dim, item.cut.sizes)
+    codec, (dim, sizes) = _reduce_codec(item), (item.collective.dim, item.collective.sizes)
     parts = zip(item.x.split(sizes, dim), item.coder.unsent_parts(sizes, dim), strict=True)
     return [codec.write(part, unsent) for part, unsent in parts]
 
@@ -357,39 +390,39 @@ def _reduce_codec(item: _Item) -> Codec:
     return codec
 
 
-def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
+def _decode_sum(item: _Item, position: int, messages: Sequence[Tensor]) -> Tensor:
     """Return this rank's part of a sum, decoded and added up from the messages of all ranks.
 
-    ``me`` is the position of this rank.
+    ``position`` is the position of this rank.
     """
-    shape = item.shapes()[me]
+    shape = item.shapes()[position]
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
 
-def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
+def _start_sum(items: list[_Item], ranks: Ranks) -> _TwoStepSum:
     """Start an all-reduce of the items: the reduce-scatter first, then a gather of its result."""
-    me = ranks.index(current().rank)
+    position = ranks.index(current().rank)
 
     def send_on(parts: list[Tensor]) -> Waitable:
-        messages = [_written_sum(*each, me) for each in zip(items, parts, strict=True)]
-        return _joining(items, [_reduce_codec(item) for item in items], messages, ranks)
+        messages = [_encode_sum(*args, position) for args in zip(items, parts, strict=True)]
+        return _start_gather(items, [_reduce_codec(item) for item in items], messages, ranks)
 
-    return _Turn(_reduce(items, ranks), send_on)
+    return _TwoStepSum(_reduce(items, ranks), send_on)
 
 
-def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
+def _encode_sum(item: _Item, part: Tensor, position: int) -> Tensor:
     """Encode ``part``, the part of a sum that this rank has added up, to send it to all ranks.
 
     The rounding error is added to the coder's unsent rest, and so goes into this rank's next
     addend.
     """
-    kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
-    if kept is None:
+    unsent = item.coder.unsent_parts(item.collective.sizes, item.collective.dim)[position]
+    if unsent is None:
         return _reduce_codec(item).write(part)
-    left = torch.zeros_like(part, dtype=kept.dtype)
-    message = _reduce_codec(item).write(part, left)
-    # In place, since `kept` is a view of the coder's unsent rest.
-    kept += left
+    rounding_error = torch.zeros_like(part, dtype=unsent.dtype)
+    message = _reduce_codec(item).write(part, rounding_error)
+    # In place, since `unsent` is a view of the coder's unsent rest.
+    unsent += rounding_error
     return message
 
 
@@ -397,30 +430,30 @@ def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
 
 
 @torch.no_grad()
-def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
+def _start_low_rank_sum(items: list[_Item], ranks: Ranks) -> _TwoStepSum:
     """Start sums of matrices over ranks, each sent as a product of thin matrices p and q.
 
     The first message sums p over ranks, the second q; ``low_rank`` has the method (PowerSGD).
     """
     totals = [item.coder.with_unsent(item.x) for item in items]
-    ms = [matrix(total) for total in totals]
-    ps = [item.coder.on_basis(m) for m, item in zip(ms, items, strict=True)]
-    codecs = [_low_rank(item).thin for item in items]
-    me = ranks.index(current().rank)
+    ms = [as_matrix(total) for total in totals]
+    ps = [item.coder.times_basis(m) for m, item in zip(ms, items, strict=True)]
+    codecs = [_low_rank_codec(item).thin for item in items]
+    position = ranks.index(current().rank)
 
     def send_on(summed: list[Tensor]) -> Waitable:
         # The same on every rank, because the sums have the same bits on every rank.
-        common = [orthonormal(p) for p in summed]
-        own = [m.T @ p for m, p in zip(ms, common, strict=True)]
-        sent = _ThinSums(own, codecs, ranks)
+        bases = [orthonormalize(p) for p in summed]
+        own_qs = [m.T @ p for m, p in zip(ms, bases, strict=True)]
+        q_sums = _ThinSums(own_qs, codecs, ranks)
 
-        def read(summed: list[Tensor]) -> list[Tensor]:
-            each = zip(items, totals, common, summed, sent.sent(), strict=True)
-            return [_of_low_rank(*one, me) for one in each]
+        def decode(summed: list[Tensor]) -> list[Tensor]:
+            args_by_item = zip(items, totals, bases, summed, q_sums.contributions(), strict=True)
+            return [_low_rank_part(*args, position) for args in args_by_item]
 
-        return _Read(sent, read)
+        return _DecodeHandle(q_sums, decode)
 
-    return _Turn(_ThinSums(ps, codecs, ranks), send_on)
+    return _TwoStepSum(_ThinSums(ps, codecs, ranks), send_on)
 
 
 class _ThinSums:
@@ -441,43 +474,45 @@ class _ThinSums:
         self._coders = {i: Coder(None, codecs[i], x.shape) for i, x in columns.items()}
         for i, coder in self._coders.items():
             coder.unsent = torch.zeros_like(columns[i])
-        items = [_summed_item(i, x, self._coders[i], ranks) for i, x in columns.items()]
-        self._coded = _sum(items, ranks) if items else None
+        items = [_all_reduce_item(i, x, self._coders[i], ranks) for i, x in columns.items()]
+        self._coded = _start_sum(items, ranks) if items else None
         flat = [xs[i].reshape(-1) for i in self._plain]
         self._flat = current().all_reduce_async(torch.cat(flat), ranks) if flat else None
 
     def wait(self) -> list[Tensor]:
         """Wait for the sums and return them, with the same bits on every rank."""
-        made = dict(zip(self._coders, self._coded.wait() if self._coded else [], strict=True))
-        made = {i: _columns(x, self._xs[i]) for i, x in made.items()}
+        sums = dict(zip(self._coders, self._coded.wait() if self._coded else [], strict=True))
+        sums = {i: _matrix_of_columns(x, self._xs[i]) for i, x in sums.items()}
         if self._flat is not None:
             parts = self._flat.wait().split([self._xs[i].numel() for i in self._plain])
-            made |= {i: x.view(self._xs[i].shape) for i, x in zip(self._plain, parts, strict=True)}
-        return [made[i] for i in range(len(self._xs))]
+            sums |= {i: x.view(self._xs[i].shape) for i, x in zip(self._plain, parts, strict=True)}
+        return [sums[i] for i in range(len(self._xs))]
 
-    def sent(self) -> list[Tensor]:
+    def contributions(self) -> list[Tensor]:
         """Return what this rank has contributed to each sum, after ``wait``: its matrix as decoded.
 
         It differs from the matrix itself by the rounding of the codec.
         """
-        made = list(self._xs)
+        matrices = list(self._xs)
         for i, coder in self._coders.items():
             assert coder.unsent is not None
-            made[i] = made[i] - _columns(coder.unsent, made[i])
-        return made
+            matrices[i] = matrices[i] - _matrix_of_columns(coder.unsent, matrices[i])
+        return matrices
 
 
-def _columns(flat: Tensor, like: Tensor) -> Tensor:
+def _matrix_of_columns(flat: Tensor, like: Tensor) -> Tensor:
     """Return the matrix of the shape of ``like`` whose columns follow one another in ``flat``."""
     return flat.view(like.shape[1], like.shape[0]).T
 
 
-def _low_rank(item: _Item) -> LowRank:
+def _low_rank_codec(item: _Item) -> LowRank:
     assert isinstance(item.coder.reduce, LowRank)
     return item.coder.reduce
 
 
-def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
+def _low_rank_part(
+    item: _Item, total: Tensor, p: Tensor, q: Tensor, own_q: Tensor, position: int
+) -> Tensor:
     """Return this rank's part of the sum ``p q'``, or all of it for an all-reduce.
 
     Args:
@@ -485,15 +520,15 @@ def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor,
         total: this rank's addend plus its unsent rest (what the sums so far lack of its addends).
         p: first thin matrix, the same on all ranks.
         q: second thin matrix, summed over ranks; it becomes the basis of the next sum.
-        mine: what this rank has contributed to q. ``total - p mine'`` is kept as the new unsent
+        own_q: what this rank has contributed to q. ``total - p own_q'`` is kept as the new unsent
             rest.
-        me: position of this rank.
+        position: position of this rank.
     """
-    item.coder.keep(total, (p @ mine.T).view(total.shape))
-    item.coder.turn(q)
-    dim, sizes = item.cut.dim, item.cut.sizes
-    start, size = sum(sizes[:me]), sizes[me]
-    if item.cut.kind == "all_reduce":
+    item.coder.store_rounding_error(total, (p @ own_q.T).view(total.shape))
+    item.coder.update_basis(q)
+    dim, sizes = item.collective.dim, item.collective.sizes
+    start, size = sum(sizes[:position]), sizes[position]
+    if item.collective.kind == "all_reduce":
         start, size = 0, sum(sizes)
-    part = part_of_product(p, q, item.whole, dim, start, size)
+    part = part_of_product(p, q, item.whole_shape, dim, start, size)
     return part.to(item.x.dtype, memory_format=torch.contiguous_format)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.codecs import BLOCK, CODECS, Codec, keep_rest
+from mirrored.codecs import BLOCK, CODECS, Codec, store_rounding_error
 from mirrored.comm import Shape
-from mirrored.reduction import accumulated_in
+from mirrored.reduction import accumulation_dtype
 
 from ..boxing.steps import Move
 from .low_rank import LowRank, first_basis, next_basis
@@ -30,13 +30,13 @@ def codec_named(name: str) -> Codec | LowRank | None:
 
     Parallelization plans use these names.
     """
-    found = _LOW_RANK.fullmatch(name)
-    if found is None:
+    match = _LOW_RANK.fullmatch(name)
+    if match is None:
         return CODECS.get(name)
-    return LowRank(int(found[1]), CODECS.get(found[2]))
+    return LowRank(int(match[1]), CODECS.get(match[2]))
 
 
-def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+def codec_if_smaller(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
     """Return the codec ``name`` if it saves bytes for this dtype and shape, else None."""
     codec = None if name is None else codec_named(name)
     if codec is None or isinstance(codec, LowRank):
@@ -44,7 +44,7 @@ def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
     return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
 
 
-def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
+def with_coded_bytes(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
     """Return ``move`` with the number of bytes that the busiest rank sends if it uses ``codec``.
 
     Reports and tracers get this move in place of the planned one.
@@ -57,12 +57,12 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
     """
     others = len(sizes) - 1
     if isinstance(codec, LowRank):
-        nbytes = codec.sent(dims, len(sizes))
+        nbytes = codec.sent_bytes(dims, len(sizes))
     else:
         parts = [codec.nbytes(n) for n in sizes]
-        gathered, summed = ([others * x for x in parts], [sum(parts) - x for x in parts])
-        sent = {"all_gather": gathered, "reduce_scatter": summed}
-        nbytes = max(sent.get(move.kind) or map(add, gathered, summed))
+        gather_bytes, reduce_bytes = ([others * x for x in parts], [sum(parts) - x for x in parts])
+        bytes_by_kind = {"all_gather": gather_bytes, "reduce_scatter": reduce_bytes}
+        nbytes = max(bytes_by_kind.get(move.kind) or map(add, gather_bytes, reduce_bytes))
     return replace(move, nbytes=nbytes, codec=codec.name)
 
 
@@ -88,7 +88,7 @@ class Coder:
         self.unsent: Tensor | None = None
         # The next basis of a sum of low rank, and the initial one.
         self.basis: Tensor | None = None
-        self.first: Tensor | None = None
+        self.initial_basis: Tensor | None = None
 
     def begin(self, param: Tensor) -> None:
         """Allocate the state for gradients of ``param``, if it is not there.
@@ -100,20 +100,20 @@ class Coder:
             return
         if param.is_meta:  # without values yet
             return
-        dtype = accumulated_in(param.dtype)
+        dtype = accumulation_dtype(param.dtype)
         self.unsent = torch.zeros(self.shape, dtype=dtype, device=param.device)
         if isinstance(self.reduce, LowRank):
-            self.first = first_basis(self.shape, self.reduce.rank, param.device)
-            self.basis = self.first.clone()
+            self.initial_basis = first_basis(self.shape, self.reduce.rank, param.device)
+            self.basis = self.initial_basis.clone()
 
     def with_unsent(self, addend: Tensor) -> Tensor:
         """Return ``addend`` plus the rounding errors of earlier ones, which is to be sent."""
         return addend if self.unsent is None else addend + self.unsent
 
-    def keep(self, addend: Tensor, sent: Tensor) -> None:
+    def store_rounding_error(self, addend: Tensor, sent: Tensor) -> None:
         """Store ``addend - sent``, a codec's rounding error, to be added to the next addend."""
         if self.unsent is not None:
-            keep_rest(self.unsent, addend, sent)
+            store_rounding_error(self.unsent, addend, sent)
 
     def unsent_parts(self, sizes: Sequence[int], dim: int) -> Sequence[Tensor | None]:
         """Split the unsent rest along ``dim`` into a view for each rank, or None for each rank.
@@ -123,15 +123,15 @@ class Coder:
         """
         return [None] * len(sizes) if self.unsent is None else self.unsent.split(list(sizes), dim)
 
-    def on_basis(self, m: Tensor) -> Tensor:
+    def times_basis(self, m: Tensor) -> Tensor:
         """Return ``m @ basis``, the first thin matrix of a low-rank sum (p in ``low_rank``)."""
         assert self.basis is not None, "begin() was called"
         return m @ self.basis
 
-    def turn(self, q: Tensor) -> None:
+    def update_basis(self, q: Tensor) -> None:
         """Make the columns of ``q``, the second thin matrix, the basis of the next sum."""
-        assert self.basis is not None and self.first is not None, "begin() was called"
-        self.basis.copy_(next_basis(q, self.first))
+        assert self.basis is not None and self.initial_basis is not None, "begin() was called"
+        self.basis.copy_(next_basis(q, self.initial_basis))
 
     def __reduce__(self) -> Any:
         return Coder, (self.gather, self.reduce, self.shape)

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from mirrored.transports.default import current
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import counts_out_of_memory
 
 from ..spec import B, Placement, TensorSpec
 from .boxed import box
 from .grad_mode import HookOff, apply, tracks
 from .run import run
-from .sparse_parts import without_values
+from .sparse_parts import meta_like
 from .world import my_coordinate
 
 
-@counts_lacks
-def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
+@counts_out_of_memory
+def shard_of_plain(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     """Return this rank's shard under ``dst`` of a plain tensor ``whole``; differentiable.
 
     Every rank has ``whole``, with the same value, so forward sends nothing.
@@ -42,15 +42,15 @@ def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     """
     if tracks((whole,)):
         return apply(_Spread, whole, dst, alias)
-    if alias and dst is _everywhere(dst) and my_coordinate(dst.placement) is not None:
+    if alias and dst is _replicated_spec(dst) and my_coordinate(dst.placement) is not None:
         return whole
     return _spread(whole, dst, alias)
 
 
 def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
     if my_coordinate(dst.placement) is None:
-        return without_values(whole, dst.local_shape(None), dst.dtype)
-    src = _everywhere(dst)
+        return meta_like(whole, dst.local_shape(None), dst.dtype)
+    src = _replicated_spec(dst)
     if src is dst:
         return whole.detach() if alias else whole.detach().clone()
     return run(whole.detach(), src, dst)
@@ -59,8 +59,8 @@ def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
 def gather(local: Tensor, src: TensorSpec) -> Tensor:
     """Return the whole value as a plain tensor on every rank of the placement; differentiable.
 
-    ``local`` is this rank's shard under ``src``. Forward and backward are those of ``spread``,
-    exchanged.
+    ``local`` is this rank's shard under ``src``. Forward and backward are those of
+    ``shard_of_plain``, exchanged.
 
     ```
     forward    src ------> a             where src is B, a shares its storage
@@ -70,17 +70,17 @@ def gather(local: Tensor, src: TensorSpec) -> Tensor:
     with HookOff():
         if tracks((local,)):
             return apply(_Gather, local, src)
-        if local.__class__ is Tensor and src is _everywhere(src):
+        if local.__class__ is Tensor and src is _replicated_spec(src):
             return local
         return _gather(local, src)
 
 
 def _gather(local: Tensor, src: TensorSpec) -> Tensor:
-    dst, x = _everywhere(src), torch.Tensor.detach(local)
+    dst, x = _replicated_spec(src), torch.Tensor.detach(local)
     return x if src is dst else run(x, src, dst)
 
 
-def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
+def copy_part_(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
     """Copy this rank's part of ``whole`` into its shard ``local``, in place; differentiable.
 
     It ends a call of an op that writes in place and that runs on whole tensors: ``whole`` is what
@@ -100,13 +100,13 @@ def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
 
 
 def _land(local: Tensor, whole: Tensor, dst: TensorSpec) -> Tensor:
-    src = _everywhere(dst)
+    src = _replicated_spec(dst)
     if src is not dst and my_coordinate(dst.placement) is not None:
         torch.Tensor.copy_(local, run(torch.Tensor.detach(whole), src, dst))
     return local
 
 
-def _everywhere(spec: TensorSpec) -> TensorSpec:
+def _replicated_spec(spec: TensorSpec) -> TensorSpec:
     """Return ``spec`` with B on every axis: each rank has the whole tensor."""
     return spec.with_sbp((B,) * spec.placement.ndim)
 
@@ -146,7 +146,7 @@ def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "min")
 
 
-def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
+def exchange_rows(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
     """Send rows to other ranks (all-to-all) and return those that this rank gets; differentiable.
 
     Mixture-of-experts layers use it to send tokens to the ranks of their experts.
@@ -167,16 +167,16 @@ def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
     with HookOff():
         if tracks((x,)):
             return apply(_Swap, x, counts, me, tuple(ranks))
-        return _swapped(x, counts, me, tuple(ranks))
+        return _swap_rows(x, counts, me, tuple(ranks))
 
 
-def _swapped(x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tensor:
-    return current().as_one(_Rows(me, ranks), [torch.Tensor.detach(x), counts], ranks)[0]
+def _swap_rows(x: Tensor, counts: Tensor, position: int, ranks: tuple[int, ...]) -> Tensor:
+    return current().as_one(_Rows(position, ranks), [torch.Tensor.detach(x), counts], ranks)[0]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Callable that does ``swap`` without autograd, as one action that a compiled step can record.
+    """``exchange_rows`` without autograd, as one callable that a compiled step can record.
 
     It is called with [rows, counts] and returns [the rows that this rank gets].
     """
@@ -186,9 +186,9 @@ class _Rows:
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         x, counts = xs
-        going, coming = counts[self.me].tolist(), counts[:, self.me].tolist()
-        pieces = [piece.contiguous() for piece in x.split(going)]
-        shapes = [(n, *x.shape[1:]) for n in coming]
+        send_counts, receive_counts = counts[self.me].tolist(), counts[:, self.me].tolist()
+        pieces = [piece.contiguous() for piece in x.split(send_counts)]
+        shapes = [(n, *x.shape[1:]) for n in receive_counts]
         return [torch.cat(current().all_to_all(pieces, shapes, self.ranks))]
 
 
@@ -209,7 +209,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return spread(tangent, ctx.dst)
+        return shard_of_plain(tangent, ctx.dst)
 
 
 class _Gather(torch.autograd.Function):
@@ -221,7 +221,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        return (None if grad is None else spread(grad, ctx.src.dual, alias=True)), None
+        return (None if grad is None else shard_of_plain(grad, ctx.src.dual, alias=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -231,7 +231,7 @@ class _Gather(torch.autograd.Function):
 
 # Class of the autograd nodes that ``gather`` makes. Their ``src`` is the spec of the gathered
 # shard.
-gathered_by: Any = _Gather._backward_cls  # type: ignore[attr-defined]
+GatherBackward: Any = _Gather._backward_cls  # type: ignore[attr-defined]
 
 
 class _Land(torch.autograd.Function):
@@ -248,23 +248,23 @@ class _Land(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, tangent: Tensor, *__: None) -> Tensor:
-        return box(tangent, _everywhere(ctx.dst), ctx.dst)
+        return box(tangent, _replicated_spec(ctx.dst), ctx.dst)
 
 
 class _Swap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tensor:
         ctx.route = counts, me, ranks
-        return _swapped(x, counts, me, ranks)
+        return _swap_rows(x, counts, me, ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         counts, me, ranks = ctx.route
-        return swap(grad, counts.T, me, ranks), None, None, None
+        return exchange_rows(grad, counts.T, me, ranks), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return swap(tangent, *ctx.route)
+        return exchange_rows(tangent, *ctx.route)
 
 
 class _SumOver(torch.autograd.Function):
@@ -290,13 +290,13 @@ def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -
     """
     with HookOff():
         x = torch.Tensor.detach(local)
-        wide = [axis for axis in axes if placement.shape[axis] > 1]
-        if not wide:
+        wide_axes = [axis for axis in axes if placement.shape[axis] > 1]
+        if not wide_axes:
             return x.clone(memory_format=torch.contiguous_format)
-        if len(wide) > 1 and len(wide) == sum(n > 1 for n in placement.shape):
+        if len(wide_axes) > 1 and len(wide_axes) == sum(n > 1 for n in placement.shape):
             return current().all_reduce(x, tuple(placement.ranks.ravel().tolist()), op)
-        at = my_coordinate(placement)
-        assert at is not None
-        for axis in wide:
-            x = current().all_reduce(x, placement.axis_ranks(axis, at), op)
+        coordinate = my_coordinate(placement)
+        assert coordinate is not None
+        for axis in wide_axes:
+            x = current().all_reduce(x, placement.axis_ranks(axis, coordinate), op)
         return x

@@ -58,38 +58,39 @@ class LowRank:
         """
         if len(shape) < 2:
             return False
-        thin = sum(map(self._nbytes, self.numbers(shape)))
+        thin = sum(map(self._nbytes, self.thin_numels(shape)))
         return 2 * thin < math.prod(shape) * dtype.itemsize
 
-    def numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+    def thin_numels(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return how many elements the two thin matrices, p and q, have for ``shape``.
 
         [n, m] takes rank * n and rank * m.
         """
-        rows, columns = _sizes(shape)
+        rows, columns = _matrix_shape(shape)
         return self.rank * rows, self.rank * columns
 
-    def sent(self, shape: Sequence[int], ranks: int) -> int:
+    def sent_bytes(self, shape: Sequence[int], ranks: int) -> int:
         """Return the bytes that the busiest of ``ranks`` sends for a sum of tensors of ``shape``.
 
         Each matrix is summed in parts: a rank sends each other rank its part, and then its own part
         of the sum to all of them.
         """
         if self.thin is None:
-            return 2 * (ranks - 1) * 4 * sum(self.numbers(shape)) // ranks
-        each = [0] * ranks
-        for n in self.numbers(shape):
+            return 2 * (ranks - 1) * 4 * sum(self.thin_numels(shape)) // ranks
+        bytes_by_rank = [0] * ranks
+        for n in self.thin_numels(shape):
             parts = [self._nbytes(piece(n, ranks, k)[1]) for k in range(ranks)]
-            each = [
-                sent + sum(parts) + (ranks - 2) * own for sent, own in zip(each, parts, strict=True)
+            bytes_by_rank = [
+                sent + sum(parts) + (ranks - 2) * own
+                for sent, own in zip(bytes_by_rank, parts, strict=True)
             ]
-        return max(each)
+        return max(bytes_by_rank)
 
     def _nbytes(self, n: int) -> int:
         return 4 * n if self.thin is None else self.thin.nbytes(n)
 
 
-def _sizes(shape: Sequence[int]) -> tuple[int, int]:
+def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return (rows, columns) of a tensor as a matrix, such as (2, 12) for [2, 3, 4]."""
     return shape[0], math.prod(shape[1:])
 
@@ -97,16 +98,16 @@ def _sizes(shape: Sequence[int]) -> tuple[int, int]:
 def first_basis(shape: Sequence[int], rank: int, device: torch.device) -> Tensor:
     """Return the initial basis for tensors of ``shape``: random, and the same on every rank."""
     # Drawn on the CPU with a fixed seed, so that it is the same on every rank and device.
-    drawn = torch.Generator().manual_seed(0)
-    return torch.randn(_sizes(shape)[1], rank, generator=drawn).to(device)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_matrix_shape(shape)[1], rank, generator=generator).to(device)
 
 
-def matrix(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
     """Return ``x`` as a float32 matrix: its first dim as rows, all others flattened as columns."""
     return x.reshape(x.shape[0], -1).float()
 
 
-def orthonormal(p: Tensor) -> Tensor:
+def orthonormalize(p: Tensor) -> Tensor:
     """Return a matrix with orthonormal columns that span the same space as the columns of ``p``.
 
     By Gram-Schmidt, done twice: where a column nearly lies in the span of those before it, what one
@@ -115,10 +116,10 @@ def orthonormal(p: Tensor) -> Tensor:
     columns: list[Tensor] = []
     for column in p.unbind(1):
         if columns:
-            before = torch.stack(columns, 1)
+            previous_columns = torch.stack(columns, 1)
             for _ in range(2):
-                column = column - before @ (before.T @ column)
-        columns.append(_normal(column, 0))
+                column = column - previous_columns @ (previous_columns.T @ column)
+        columns.append(_normalize(column, 0))
     return torch.stack(columns, 1)
 
 
@@ -128,12 +129,12 @@ def next_basis(q: Tensor, first: Tensor) -> Tensor:
     A column that is zero or not finite would stay so, and is replaced by that column of ``first``,
     the initial basis.
     """
-    made = _normal(q, 0)
-    size = made.abs().sum(0)
-    return torch.where(torch.isfinite(size) & (size > 0), made, first)
+    basis = _normalize(q, 0)
+    size = basis.abs().sum(0)
+    return torch.where(torch.isfinite(size) & (size > 0), basis, first)
 
 
-def _normal(x: Tensor, dim: int) -> Tensor:
+def _normalize(x: Tensor, dim: int) -> Tensor:
     # The least positive number in place of 0 keeps a zero column zero instead of NaN.
     """Return ``x`` divided by its norm along ``dim``; zeros stay zeros."""
     return x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from mirrored.every_rank import agree, by_rank
+from mirrored.every_rank import agree, lines_by_rank
 from mirrored.transports import default
-from mirrored.transports.base.unseen import unseen
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ..spec import Placement
 from .check_mode import call_site, digest
@@ -32,16 +32,16 @@ from .world import my_coordinate
 # Times that each kind is compared. More than one, since a program may use several tensors of one
 # kind, such as token and position ids that both select rows of an embedding: the first of them may
 # be equal on all ranks and another one not.
-TIMES = 4
+CHECKED_CALLS = 4
 
-_enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
+_is_enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
 # (rank, size of its world) -> (placement, kind) -> number of comparisons. By rank, because
 # simulated ranks share this module with each other and with the process that simulates them.
-_met: dict[tuple[int, int], dict[tuple, int]] = {}
+_comparison_counts: dict[tuple[int, int], dict[tuple, int]] = {}
 
 
 class _Thread(threading.local):
-    off: int = 0
+    off_depth: int = 0
 
 
 _thread = _Thread()
@@ -55,21 +55,24 @@ def plain_may_differ() -> Iterator[None]:
     seeds of random global tensors compared. Enter the context on all ranks at the same point of the
     program. ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
     """
-    _thread.off += 1
+    _thread.off_depth += 1
     try:
         yield
     finally:
-        _thread.off -= 1
+        _thread.off_depth -= 1
 
 
-def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashable) -> bool:
-    """Compare plain tensors between ranks, at the first ``TIMES`` calls with this ``kind``.
+def compare_plain(
+    what: str, tensors: Sequence[Tensor], placement: Placement, kind: Hashable
+) -> bool:
+    """Compare plain tensors between ranks, at the first ``CHECKED_CALLS`` calls with this ``kind``.
 
-    It is called when an op combines ``met`` with global tensors, and takes one small collective.
+    It is called when an op combines ``tensors`` with global tensors, and takes one small
+    collective.
 
     Args:
         what: name of the op, for the error.
-        met: the plain tensors that the op uses.
+        tensors: the plain tensors that the op uses.
         placement: the placement of the global tensors among its operands; its ranks compare.
         kind: calls with equal kinds, such as the same op on the same layouts, are counted together.
 
@@ -80,11 +83,13 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
     Raises:
         RuntimeError: the tensors differ between ranks.
     """
-    return bool(met) and first_times(placement, kind, lambda: _check(what, met, placement))
+    return bool(tensors) and check_first_times(
+        placement, kind, lambda: _check_equal(what, tensors, placement)
+    )
 
 
-def first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
-    """Call ``check``, a collective of ``placement``, the first ``TIMES`` times for this ``kind``.
+def check_first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
+    """Call ``check``, a collective of ``placement``, ``CHECKED_CALLS`` times for each ``kind``.
 
     Args:
         placement: the ranks that check; one rank alone never does.
@@ -94,18 +99,23 @@ def first_times(placement: Placement, kind: Hashable, check: Callable[[], None])
     Returns:
         Whether a later call will call it again; the same on all ranks of the placement.
     """
-    if placement.size == 1 or not _enabled or my_coordinate(placement) is None:
+    if placement.size == 1 or not _is_enabled or my_coordinate(placement) is None:
         return False
-    here = default.current()
-    counts, key = _met.setdefault((here.rank, here.size), {}), (placement, kind)
+    transport = default.current()
+    counts, key = (
+        _comparison_counts.setdefault((transport.rank, transport.size), {}),
+        (placement, kind),
+    )
     times = counts.get(key, 0)
-    if times >= TIMES:
+    if times >= CHECKED_CALLS:
         return False
-    if not _thread.off:
-        with unseen():  # not recorded: a compiled step compares only while it is recorded
+    if not _thread.off_depth:
+        with (
+            hidden_from_modes()
+        ):  # not recorded: a compiled step compares only while it is recorded
             check()
     counts[key] = times + 1
-    return times + 1 < TIMES
+    return times + 1 < CHECKED_CALLS
 
 
 def are_compared() -> bool:
@@ -113,27 +123,27 @@ def are_compared() -> bool:
 
     False inside ``plain_may_differ``, or if the environment has ``CONSISTENT_COMPARE_PLAIN=0``.
     """
-    return _enabled and not _thread.off
+    return _is_enabled and not _thread.off_depth
 
 
-def forget() -> None:
+def reset_counts() -> None:
     """Reset all counts, so that all is compared again, as for a new process group."""
-    _met.clear()
+    _comparison_counts.clear()
 
 
-def _check(what: str, met: Sequence[Tensor], placement: Placement) -> None:
+def _check_equal(what: str, tensors: Sequence[Tensor], placement: Placement) -> None:
     ranks = tuple(placement.ranks.ravel().tolist())
 
-    def differ(notes: list[list[str]]) -> RuntimeError:
-        which = next(i for i in range(len(met)) if any(n[i] != notes[0][i] for n in notes))
+    def difference_error(notes: list[list[str]]) -> RuntimeError:
+        index = next(i for i in range(len(tensors)) if any(n[i] != notes[0][i] for n in notes))
         return RuntimeError(
             f"{what}: a plain tensor meets a global one and is taken as the whole value, but the "
             f"ranks have different ones.\n  at {call_site()}:\n"
-            + by_rank([note[which] for note in notes], ranks)
+            + lines_by_rank([note[index] for note in notes], ranks)
             + "\n  If each rank has its part: parallelize(..., inputs=S(0)) for what a module is "
             "given, or from_local(x, placement, S(0)).\n  If each should have the whole: make it "
             "equal (same seed, same data), or distribute(x, placement, sbp).\n"
             "  To take each rank's own value as it is: with consistent.plain_may_differ()."
         )
 
-    agree([digest(x) for x in met], differ, ranks=ranks)
+    agree([digest(x) for x in tensors], difference_error, ranks=ranks)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ..spec import Runs, Split, overlapping
+from ..spec import Runs, Split, intersect_runs
 
 # Dtypes for which torch has no index_copy_ -> an integer dtype of the same size.
 _AS_INTEGERS = {
@@ -34,7 +34,7 @@ _AS_INTEGERS = {
 
 
 @lru_cache(maxsize=1 << 10)
-def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
+def _permutations(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
     """Return permutations of ``n`` items: (logical to rank order, back), on the CPU.
 
     In rank order the items of rank 0 come first, then those of rank 1, and so on. None if the two
@@ -43,11 +43,11 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
     runs = [run for k in range(parts) for run in entry.runs(n, parts, k)]
     if all(a + size == b for (a, size), (b, _) in zip(runs, runs[1:])):
         return None
-    by_ranks = places(runs)
+    by_ranks = indices_of_runs(runs)
     return by_ranks, torch.argsort(by_ranks)
 
 
-def _constant(x: Tensor) -> Tensor:
+def _as_constant(x: Tensor) -> Tensor:
     """Mark the cached tensor ``x`` as a constant, so that a program that torch records may use it.
 
     Torch marks the tensors that ``torch.tensor`` makes in the same way.
@@ -55,37 +55,37 @@ def _constant(x: Tensor) -> Tensor:
     return torch.ops.aten.lift_fresh.default(x)
 
 
-def places(runs: Sequence[tuple[int, int]]) -> Tensor:
+def indices_of_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
     """Return the indices of the items that ``runs`` contain: ((0, 2), (6, 2)) -> [0, 1, 6, 7]."""
-    found = [torch.arange(start, start + size) for start, size in runs]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+    ranges = [torch.arange(start, start + size) for start, size in runs]
+    return torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
 
 
-def by_ranks(x: Tensor, entry: Split, parts: int) -> Tensor:
+def in_rank_order(x: Tensor, entry: Split, parts: int) -> Tensor:
     """Reorder ``x`` along the split dim, so that the items of each rank are contiguous.
 
     ``x`` is whole along that dim, and ``parts`` ranks hold it as ``entry`` says. Then a collective
     for balanced splits can send the items.
     """
-    order = _order(entry, x.shape[entry.dim], parts)
-    return x if order is None else x.index_select(entry.dim, _constant(order[0]).to(x.device))
+    order = _permutations(entry, x.shape[entry.dim], parts)
+    return x if order is None else x.index_select(entry.dim, _as_constant(order[0]).to(x.device))
 
 
 def in_logical_order(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """Undo ``by_ranks``: reorder ``x`` along the split dim to the order of the logical tensor."""
-    order = _order(entry, x.shape[entry.dim], parts)
-    return x if order is None else x.index_select(entry.dim, _constant(order[1]).to(x.device))
+    """Undo ``in_rank_order``: reorder ``x`` along the split dim as in the logical tensor."""
+    order = _permutations(entry, x.shape[entry.dim], parts)
+    return x if order is None else x.index_select(entry.dim, _as_constant(order[1]).to(x.device))
 
 
-def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
+def select_runs(x: Tensor, dim: int, runs: Runs) -> Tensor:
     """Return the items of ``x`` in ``runs`` along ``dim``; a view if there is one run."""
     if len(runs) < 2:
         start, size = runs[0] if runs else (0, 0)
         return x.narrow(dim, start, size)
-    return x.index_select(dim, places(runs).to(x.device))
+    return x.index_select(dim, indices_of_runs(runs).to(x.device))
 
 
-def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
+def embed_runs(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
     """Return a tensor with ``total`` items along ``dim``, of which those in ``runs`` are ``x``.
 
     All other items have the value ``rest``: ``[5, 6]`` with runs ((1, 2),), total 4 and rest 0
@@ -94,10 +94,12 @@ def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
     shape = list(x.shape)
     shape[dim] = total
     out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
-    return _put(out, dim, places(runs), x)
+    return _copy_to_indices(out, dim, indices_of_runs(runs), x)
 
 
-def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]) -> Tensor:
+def convert_split(
+    x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]
+) -> Tensor:
     """Convert a shard from the split ``src`` to the split ``dst`` of the same dim.
 
     ``src`` and ``dst`` are divided differently, such as S(0) and S(0, cut="zigzag"). Each rank is
@@ -115,44 +117,44 @@ def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[in
         This rank's items under ``dst``.
     """
     dim, parts = src.dim, len(ranks)
-    have, want = src.runs(n, parts, index), dst.runs(n, parts, index)
-    pieces, shapes, arrived = [], [], []
+    own_runs, target_runs = src.runs(n, parts, index), dst.runs(n, parts, index)
+    pieces, shapes, target_indices = [], [], []
     for k in range(parts):
-        going = overlapping(have, dst.runs(n, parts, k))
-        coming = overlapping(src.runs(n, parts, k), want)
-        pieces.append(taken(x, dim, _within(going, have)).contiguous())
-        arrived.append(places(_within(coming, want)))
-        shapes.append((*x.shape[:dim], len(arrived[-1]), *x.shape[dim + 1 :]))
-    got = current().all_to_all(pieces, shapes, ranks)
-    out = x.new_empty([*x.shape[:dim], sum(map(len, arrived)), *x.shape[dim + 1 :]])
-    for part, at in zip(got, arrived, strict=True):
-        _put(out, dim, at, part)
+        outgoing = intersect_runs(own_runs, dst.runs(n, parts, k))
+        incoming = intersect_runs(src.runs(n, parts, k), target_runs)
+        pieces.append(select_runs(x, dim, _runs_within(outgoing, own_runs)).contiguous())
+        target_indices.append(indices_of_runs(_runs_within(incoming, target_runs)))
+        shapes.append((*x.shape[:dim], len(target_indices[-1]), *x.shape[dim + 1 :]))
+    received = current().all_to_all(pieces, shapes, ranks)
+    out = x.new_empty([*x.shape[:dim], sum(map(len, target_indices)), *x.shape[dim + 1 :]])
+    for part, indices in zip(received, target_indices, strict=True):
+        _copy_to_indices(out, dim, indices, part)
     return out
 
 
-def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
-    """Write ``x`` into ``out`` at the indices ``at`` along ``dim``, and return ``out``.
+def _copy_to_indices(out: Tensor, dim: int, indices: Tensor, x: Tensor) -> Tensor:
+    """Write ``x`` into ``out`` at ``indices`` along ``dim``, and return ``out``.
 
-    It is ``out.index_copy_(dim, at, x)`` for all dtypes. Those that torch does not support there,
-    such as float8, are copied as integers.
+    It is ``out.index_copy_(dim, indices, x)`` for all dtypes. Those that torch does not support
+    there, such as float8, are copied as integers.
     """
-    number, at = _AS_INTEGERS.get(x.dtype), at.to(x.device)
-    if number is None:
-        return out.index_copy_(dim, at, x)
-    out.view(number).index_copy_(dim, at, x.view(number))
+    integer_dtype, indices = _AS_INTEGERS.get(x.dtype), indices.to(x.device)
+    if integer_dtype is None:
+        return out.index_copy_(dim, indices, x)
+    out.view(integer_dtype).index_copy_(dim, indices, x.view(integer_dtype))
     return out
 
 
-def _within(some: Runs, of: Runs) -> Runs:
-    """Return the runs, within a shard that holds the items ``of`` in order, of the items ``some``.
+def _runs_within(items: Runs, held: Runs) -> Runs:
+    """Return the runs of ``items`` within a shard that holds the items ``held`` in order.
 
-    With ``of`` ((0, 2), (6, 2)) the items ((6, 1),) are at ((2, 1),).
+    With ``held`` ((0, 2), (6, 2)) the items ((6, 1),) are at ((2, 1),).
     """
-    found, before, i = [], 0, 0
-    for start, size in some:
+    positions, offset, i = [], 0, 0
+    for start, size in items:
         # Both are in the same order, so ``i`` never has to go back.
-        while start >= of[i][0] + of[i][1]:
-            before += of[i][1]
+        while start >= held[i][0] + held[i][1]:
+            offset += held[i][1]
             i += 1
-        found.append((before + start - of[i][0], size))
-    return tuple(found)
+        positions.append((offset + start - held[i][0], size))
+    return tuple(positions)

@@ -17,17 +17,17 @@ from torch import Tensor
 from mirrored import collectives
 from mirrored.reduction import identity
 from mirrored.transports.default import current
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import counts_out_of_memory
 
 from ..boxing.plan import plan
 from ..boxing.steps import Exchange, Move, Step
 from ..spec import B, Coordinate, Partial, Sbp, Split, TensorSpec, piece
 from ..spec.tracer import callbacks
 from . import check_mode
-from .recut import by_ranks, in_logical_order, placed, recut, taken
+from .recut import convert_split, embed_runs, in_logical_order, in_rank_order, select_runs
 from .run_exchange import run_exchange
 from .run_sparse import run_sparse
-from .sparse_parts import dense, without_values
+from .sparse_parts import meta_like, to_dense
 from .world import my_coordinate
 
 _ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_boxing_end")
@@ -39,7 +39,7 @@ _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIss
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 
 
-@counts_lacks
+@counts_out_of_memory
 def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """Return this rank's shard under ``dst``, from its shard ``local`` under ``src``.
 
@@ -51,24 +51,26 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
         return local
     if local.layout in _COMPRESSED and src.placement == dst.placement:
         if local.is_meta:
-            return without_values(local, dst.local_shape(None), dst.dtype)
+            return meta_like(local, dst.local_shape(None), dst.dtype)
         # As COO, in which each entry has its own indices, which `run_sparse` sends along.
         out = run(local.detach().to_sparse(), src, dst)
         return out.to_sparse(layout=local.layout)
-    x, moves = begin(local, src, dst)
+    x, moves = begin_boxing(local, src, dst)
     if src.placement is dst.placement or src.placement == dst.placement:
         out = run_within(x, src, dst)
         if _sends_entries(x, src, dst):
             return out  # `run_sparse` has notified tracers of each move
     else:
-        (middle,) = (move for move in moves if isinstance(move, Exchange))
-        arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
-        out = run_within(arrived, middle.dst, dst)
-    ended((src, dst))
+        (exchange_move,) = (move for move in moves if isinstance(move, Exchange))
+        received = run_exchange(
+            run_within(x, src, exchange_move.src), exchange_move.src, exchange_move.dst
+        )
+        out = run_within(received, exchange_move.dst, dst)
+    notify_end((src, dst))
     return out
 
 
-def begin(
+def begin_boxing(
     local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
 ) -> tuple[Tensor, tuple[Step, ...]]:
     """Begin a boxing: check it, notify tracers, and return (the detached shard, the steps).
@@ -85,7 +87,7 @@ def begin(
         moves: the steps, if they are not those of ``plan``: a codec sends fewer bytes.
     """
     if check_mode.enabled:
-        check_mode.before_boxing(local, src, dst)
+        check_mode.check_boxing(local, src, dst)
     moves = plan(src, dst) if moves is None else moves
     if not _sends_entries(local, src, dst):
         for notify in _ON_BOXING_BEGIN:
@@ -94,7 +96,7 @@ def begin(
     # Torch represents some zero gradients without memory (ZeroTensor), which cannot be sent.
     x = x.clone() if x._is_zerotensor() else x
     entries = x.layout is torch.sparse_coo and src.placement == dst.placement
-    return x if entries else dense(x), moves
+    return x if entries else to_dense(x), moves
 
 
 def _sends_entries(x: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
@@ -104,7 +106,7 @@ def _sends_entries(x: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
     return not (src.layout.is_cut or dst.layout.is_cut)
 
 
-def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
+def notify_end(*routes: tuple[TensorSpec, TensorSpec]) -> None:
     """Notify tracers, the observers of a program, that boxings have ended.
 
     ``routes`` are (src, dst) of each, in the order in which they began.
@@ -126,26 +128,26 @@ def addends(
     Yields (tensors, dim, start, size): this rank's shard is the part [start, start + size) along
     ``dim`` of the sum of the tensors, added in order. They may be read only inside the context.
     """
-    x, moves = begin(local, src, dst)
-    at, last = my_coordinate(src.placement), moves[-1]
-    assert isinstance(last, Move) and isinstance(last.dst, Split)
-    dim, axis = last.dst.dim, last.axis
-    if at is None:
+    x, moves = begin_boxing(local, src, dst)
+    coordinate, last_move = my_coordinate(src.placement), moves[-1]
+    assert isinstance(last_move, Move) and isinstance(last_move.dst, Split)
+    dim, axis = last_move.dst.dim, last_move.axis
+    if coordinate is None:
         shape = dst.local_shape(None)
         yield [torch.empty(shape, dtype=dst.dtype, device="meta")], dim, 0, shape[dim]
         return
     entries = list(dst.sbp)
-    entries[axis] = last.src
+    entries[axis] = last_move.src
     before = dst.with_sbp(tuple(entries))
     x, parts = run_within(x, src, before), dst.placement.shape[axis]
     # The dim is whole along the axis, so its sizes are those that the axis splits it into.
     sizes = [piece(x.shape[dim], parts, k)[1] for k in range(parts)]
-    ranks = dst.placement.axis_ranks(axis, at)
+    ranks = dst.placement.axis_ranks(axis, coordinate)
     if parts == 1:
         yield [x], dim, 0, x.shape[dim]
         return
     with current().addends(x, dim, sizes, ranks) as (tensors, start):
-        yield tensors, dim, start, sizes[at[axis]]
+        yield tensors, dim, start, sizes[coordinate[axis]]
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
@@ -154,17 +156,17 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     Both specs are on one placement. Unlike ``run`` it does not check the boxing or notify tracers:
     the caller has called ``begin``.
     """
-    at = my_coordinate(src.placement)
+    coordinate = my_coordinate(src.placement)
     if src is dst:
         return x
-    if at is None:
-        return without_values(x, dst.local_shape(None), dst.dtype)
+    if coordinate is None:
+        return meta_like(x, dst.local_shape(None), dst.dtype)
     if x.layout is torch.sparse_coo:
         if _sends_entries(x, src, dst):
-            return run_sparse(x, src, plan(src, dst), at)
+            return run_sparse(x, src, plan(src, dst), coordinate)
         return run_within(x.to_dense(), src, dst).to_sparse(x.sparse_dim())
     out = x
-    for step in _steps(src, dst, at):
+    for step in _step_functions(src, dst, coordinate):
         out = step(out)
     # Slices and kept values are views until here, so that a plan of several moves copies once.
     if _is_alias_of(out, x) or not out.is_contiguous():
@@ -173,74 +175,80 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 
 @lru_cache(maxsize=1 << 11)
-def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
+def _step_functions(
+    src: TensorSpec, dst: TensorSpec, coordinate: Coordinate
+) -> tuple[_Action, ...]:
     """Return the functions that, applied in order, box one rank's shard from ``src`` to ``dst``.
 
-    ``at`` is the coordinate of the rank in the placement.
+    ``coordinate`` is that of the rank in the placement.
     """
     steps, state = [], src
     for move in plan(src, dst):
         if isinstance(move, Exchange):  # on one placement an exchange is the whole plan
             return (partial(run_exchange, src=src, dst=dst),)
-        steps.append(_step(state, move, at))
+        steps.append(_step_function(state, move, coordinate))
         entries = list(state.sbp)
         entries[move.axis] = move.dst
         state = state.with_sbp(tuple(entries))
     return tuple(steps)
 
 
-def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
-    """Return the function that does ``move`` on the shard of the rank at ``at``.
+def _step_function(state: TensorSpec, move: Move, coordinate: Coordinate) -> _Action:
+    """Return the function that does ``move`` on the shard of the rank at ``coordinate``.
 
     ``state`` is the spec before the move.
     """
     axis = move.axis
-    parts, index = state.placement.shape[axis], at[axis]
+    parts, index = state.placement.shape[axis], coordinate[axis]
     if parts == 1:
-        return _keep
-    ranks = state.placement.axis_ranks(axis, at)
+        return _unchanged
+    ranks = state.placement.axis_ranks(axis, coordinate)
     # Shape of the box that the ranks of the axis hold together. The moving axis is the innermost
     # one on its dim, so replacing its entry by B gives that box.
     entries = list(state.sbp)
     entries[axis] = B
-    whole = state.with_sbp(tuple(entries)).local_shape(at)
+    whole = state.with_sbp(tuple(entries)).local_shape(coordinate)
 
     src, dst = (e if isinstance(e, Split) else None for e in (move.src, move.dst))
     match move.kind:
         case "all_to_all" if src is not None and dst is not None and src.dim == dst.dim:
-            return partial(recut, src=src, dst=dst, n=whole[src.dim], index=index, ranks=ranks)
+            return partial(
+                convert_split, src=src, dst=dst, n=whole[src.dim], index=index, ranks=ranks
+            )
         case "all_gather" | "all_reduce" | "reduce_scatter" | "all_to_all":
-            do = _collective(move, whole, ranks)
+            collective = _collective_function(move, whole, ranks)
             if (src is None or src.cut is None) and (dst is None or dst.cut is None):
-                return do
-            return partial(_through_order, do=do, src=src, dst=dst, parts=parts)
+                return collective
+            return partial(_run_in_rank_order, collective=collective, src=src, dst=dst, parts=parts)
         case "slice":
             assert dst is not None
-            return partial(taken, dim=dst.dim, runs=dst.runs(whole[dst.dim], parts, index))
+            return partial(select_runs, dim=dst.dim, runs=dst.runs(whole[dst.dim], parts, index))
         case "keep_first":
-            return _keep if index == 0 else _zeros
+            return _unchanged if index == 0 else _zeros_like
         case "keep":
-            return _keep
+            return _unchanged
         case _:
             assert src is not None
             # S -> P: pad this rank's piece with the value that the reduction ignores.
-            rest = identity(state.dtype, _op_of(move))
+            fill_value = identity(state.dtype, _reduce_op(move))
             runs = src.runs(whole[src.dim], parts, index)
-            return partial(placed, dim=src.dim, runs=runs, total=whole[src.dim], rest=rest)
+            return partial(
+                embed_runs, dim=src.dim, runs=runs, total=whole[src.dim], rest=fill_value
+            )
 
 
-def _op_of(move: Move) -> str:
+def _reduce_op(move: Move) -> str:
     """Return "sum", "max" or "min", by which ``move`` reduces; "" if no side is partial."""
     return next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
 
 
-def _collective(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Action:
+def _collective_function(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Action:
     """Return the collective that carries out ``move``, as a function of the shard.
 
     ``whole`` is the shape of what ``ranks`` hold together.
     """
 
-    def split(entry: Sbp) -> tuple[int, tuple[int, ...]]:
+    def split_dim_and_sizes(entry: Sbp) -> tuple[int, tuple[int, ...]]:
         """Return the dim that ``entry`` splits, and the size of each rank's part along it."""
         assert isinstance(entry, Split)
         n, parts = whole[entry.dim], len(ranks)
@@ -248,44 +256,44 @@ def _collective(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Ac
 
     match move.kind:
         case "all_gather":
-            dim, sizes = split(move.src)
+            dim, sizes = split_dim_and_sizes(move.src)
             return partial(collectives.all_gather, dim=dim, sizes=sizes, ranks=ranks)
         case "all_reduce":
-            return partial(collectives.all_reduce, ranks=ranks, op=_op_of(move))
+            return partial(collectives.all_reduce, ranks=ranks, op=_reduce_op(move))
         case "reduce_scatter":
-            dim, sizes = split(move.dst)
-            kind = {"ranks": ranks, "op": _op_of(move)}
+            dim, sizes = split_dim_and_sizes(move.dst)
+            kind = {"ranks": ranks, "op": _reduce_op(move)}
             return partial(collectives.reduce_scatter, dim=dim, sizes=sizes, **kind)
         case _:
-            (i, joined), (j, cut) = split(move.src), split(move.dst)
+            (i, joined), (j, cut) = split_dim_and_sizes(move.src), split_dim_and_sizes(move.dst)
             return partial(
                 collectives.all_to_all,
                 split_dim=j, split_sizes=cut, concat_dim=i, concat_sizes=joined, ranks=ranks,
             )  # fmt: skip
 
 
-def _through_order(
-    x: Tensor, do: _Action, src: Split | None, dst: Split | None, parts: int
+def _run_in_rank_order(
+    x: Tensor, collective: _Action, src: Split | None, dst: Split | None, parts: int
 ) -> Tensor:
-    """Apply ``do``, a collective for balanced splits, where a split has a cut such as zigzag.
+    """Apply ``collective``, made for balanced splits, where a split has a cut such as zigzag.
 
     The items are put in rank order before it, and back in logical order after it, so that those of
     each rank are contiguous while it runs.
 
     Args:
         x: this rank's shard.
-        do: the collective.
+        collective: the collective.
         src: split before the move, or None if it begins in B or P.
         dst: split after it, or None if it ends in B or P.
         parts: number of ranks.
     """
-    out = do(x if dst is None else by_ranks(x, dst, parts))
+    out = collective(x if dst is None else in_rank_order(x, dst, parts))
     return out if src is None else in_logical_order(out, src, parts)
 
 
-def _keep(x: Tensor) -> Tensor:
+def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-def _zeros(x: Tensor) -> Tensor:
+def _zeros_like(x: Tensor) -> Tensor:
     return torch.zeros(x.shape, dtype=x.dtype, device=x.device)

@@ -56,15 +56,15 @@ def run_together(
     """
     batch = batch_of(*routes)
     received: list[Tensor] = []
-    # ``arriving`` too: a simulated process may stand for two ranks, a source and a target. Parts
+    # ``incoming`` too: a simulated process may stand for two ranks, a source and a target. Parts
     # that a real target has itself then arrive as messages.
-    if batch.takes_part or batch.arriving:
-        sends = batch.departing(locals_)
-        received = current().exchange(sends, batch.arriving, batch.members, batch.wire)
-    return batch.assembled(received, locals_, into)
+    if batch.takes_part or batch.incoming:
+        sends = batch.outgoing_messages(locals_)
+        received = current().exchange(sends, batch.incoming, batch.members, batch.wire_device)
+    return batch.assemble(received, locals_, into)
 
 
-class Orders(NamedTuple):
+class RankTransfers(NamedTuple):
     """What one rank sends and receives in the exchange of one tensor.
 
     ``source`` and ``target`` are the ranks as which it sends and receives. Both are its own rank,
@@ -73,62 +73,66 @@ class Orders(NamedTuple):
 
     source: int
     target: int
-    at: Coordinate | None  # in the source placement
-    to: Coordinate | None  # in the target placement
-    going: tuple[Transfer, ...]  # to other ranks
-    arriving: tuple[Transfer, ...]  # to this rank, from itself too
+    source_coordinate: Coordinate | None  # in the source placement
+    target_coordinate: Coordinate | None  # in the target placement
+    sends: tuple[Transfer, ...]  # to other ranks
+    receives: tuple[Transfer, ...]  # to this rank, from itself too
 
 
 class Batch:
     """The messages that one rank sends and receives when several tensors are exchanged at once.
 
     The parts for one rank are sent as one message: the concatenation of their bytes in the order of
-    the tensors, or a single part as it is. ``departing`` makes the messages, and ``assembled``
-    makes shards of those that arrive.
+    the tensors, or a single part as it is. ``outgoing_messages`` makes the messages, and
+    ``assemble`` makes shards of those that arrive.
     """
 
-    def __init__(self, routes: Sequence[Route], orders: Sequence[Orders]) -> None:
+    def __init__(self, routes: Sequence[Route], orders: Sequence[RankTransfers]) -> None:
         self._routes, self._orders = routes, orders
-        self.members = _members(routes)
+        self.members = _member_ranks(routes)
         """The ranks between which anything is sent; the same on every rank."""
-        self.takes_part = any(rank in self.members for each in orders for rank in each[:2])
+        self.takes_part = any(
+            rank in self.members for transfers in orders for rank in transfers[:2]
+        )
         """True if this rank is one of ``members``."""
         # Source rank -> (index of the route, index of the transfer) of each part that it sends.
-        self._coming: dict[int, list[tuple[int, int]]] = {}
-        for i, each in enumerate(orders):
-            for k, t in enumerate(each.arriving):
-                if t.source != each.source:
-                    self._coming.setdefault(t.source, []).append((i, k))
+        self._incoming_parts: dict[int, list[tuple[int, int]]] = {}
+        for i, transfers in enumerate(orders):
+            for k, t in enumerate(transfers.receives):
+                if t.source != transfers.source:
+                    self._incoming_parts.setdefault(t.source, []).append((i, k))
 
     @property
-    def wire(self) -> torch.device:
+    def wire_device(self) -> torch.device:
         """Device of the messages: the host's if the exchange is between device types."""
         src, dst = (end.placement for end in self._routes[0])
         return device_of(src) if src.type == dst.type else torch.device("cpu")
 
-    def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    def outgoing_messages(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
         """Return the messages that this rank sends, as (target rank, message), from its shards."""
-        going: dict[int, list[Tensor]] = {}
-        for i, each in enumerate(self._orders):
-            if each.going:
-                origin = self._routes[i][0].region(each.at)[0]
-                for t in each.going:
-                    going.setdefault(t.target, []).append(_cut(locals_[i], t, origin))
-        return [(to, _packed(parts).to(self.wire)) for to, parts in going.items()]
+        outgoing: dict[int, list[Tensor]] = {}
+        for i, transfers in enumerate(self._orders):
+            if transfers.sends:
+                origin = self._routes[i][0].region(transfers.source_coordinate)[0]
+                for t in transfers.sends:
+                    outgoing.setdefault(t.target, []).append(_box_view(locals_[i], t, origin))
+        return [(to, _pack_parts(parts).to(self.wire_device)) for to, parts in outgoing.items()]
 
     @cached_property
-    def arriving(self) -> list[Message]:
+    def incoming(self) -> list[Message]:
         """What this rank receives, as (source rank, shape, dtype) of each message."""
-        made: list[Message] = []
-        for source, parts in self._coming.items():
-            (i, k), *more = parts
-            if more:
-                made.append((source, (sum(map(self._nbytes, parts)),), torch.uint8))
+        messages: list[Message] = []
+        for source, parts in self._incoming_parts.items():
+            (i, k), *other_parts = parts
+            if other_parts:
+                messages.append((source, (sum(map(self._part_bytes, parts)),), torch.uint8))
             else:
-                made.append((source, self._orders[i].arriving[k].sizes, self._routes[i][0].dtype))
-        return made
+                messages.append(
+                    (source, self._orders[i].receives[k].sizes, self._routes[i][0].dtype)
+                )
+        return messages
 
-    def assembled(
+    def assemble(
         self,
         received: Sequence[Tensor],
         locals_: Sequence[Tensor],
@@ -136,31 +140,33 @@ class Batch:
     ) -> list[Tensor]:
         """Return this rank's shards under the target specs, assembled from their parts.
 
-        The parts come from ``received``, the messages in the order of ``arriving``, and from
+        The parts come from ``received``, the messages in the order of ``incoming``, and from
         ``locals_``. ``into`` is as in ``run_together``.
         """
         parts: dict[tuple[int, int], Tensor] = {}
-        for message, places in zip(received, self._coming.values(), strict=True):
+        for message, places in zip(received, self._incoming_parts.values(), strict=True):
             if len(places) == 1:
                 parts[places[0]] = message
                 continue
-            for place, x in zip(places, message.split([*map(self._nbytes, places)]), strict=True):
-                (src, _), t = self._routes[place[0]], self._orders[place[0]].arriving[place[1]]
+            for place, x in zip(
+                places, message.split([*map(self._part_bytes, places)]), strict=True
+            ):
+                (src, _), t = self._routes[place[0]], self._orders[place[0]].receives[place[1]]
                 parts[place] = x.view(src.dtype).view(t.sizes)
-        made = []
-        for i, each in enumerate(self._orders):
+        shards = []
+        for i, transfers in enumerate(self._orders):
             out = None if into is None else into[i]
-            if out is None or (each.to is not None and out is not locals_[i]):
-                out = self._shard(i, parts, locals_, out)
-            made.append(out)
-        return made
+            if out is None or (transfers.target_coordinate is not None and out is not locals_[i]):
+                out = self._assemble_shard(i, parts, locals_, out)
+            shards.append(out)
+        return shards
 
-    def _nbytes(self, place: tuple[int, int]) -> int:
+    def _part_bytes(self, place: tuple[int, int]) -> int:
         """Return the bytes of the part ``place``: (index of the tensor, index of the transfer)."""
         i, k = place
-        return math.prod(self._orders[i].arriving[k].sizes) * self._routes[i][0].dtype.itemsize
+        return math.prod(self._orders[i].receives[k].sizes) * self._routes[i][0].dtype.itemsize
 
-    def _shard(
+    def _assemble_shard(
         self,
         i: int,
         parts: dict[tuple[int, int], Tensor],
@@ -168,16 +174,25 @@ class Batch:
         out: Tensor | None,
     ) -> Tensor:
         """Return the shard of the ``i``-th tensor, from received ``parts`` and this rank's own."""
-        (src, dst), each = self._routes[i], self._orders[i]
-        if each.to is None:
+        (src, dst), transfers = self._routes[i], self._orders[i]
+        if transfers.target_coordinate is None:
             return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
-        origin = src.region(each.at)[0]
+        origin = src.region(transfers.source_coordinate)[0]
         pieces = [
-            (t, _cut(locals_[i], t, origin) if t.source == each.source else parts[i, k])
-            for k, t in enumerate(each.arriving)
+            (
+                t,
+                _box_view(locals_[i], t, origin) if t.source == transfers.source else parts[i, k],
+            )
+            for k, t in enumerate(transfers.receives)
         ]
-        kind = partial_of(src.sbp)
-        return _assembled(pieces, "sum" if kind is None else kind.op, dst, each.to, out)
+        source_partial = partial_of(src.sbp)
+        return _assemble_parts(
+            pieces,
+            "sum" if source_partial is None else source_partial.op,
+            dst,
+            transfers.target_coordinate,
+            out,
+        )
 
 
 def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> Batch:
@@ -191,18 +206,18 @@ def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> 
         (rank_in(src.placement) if is_source else -1, rank_in(dst.placement) if is_target else -1)
         for src, dst in routes
     )
-    return _batch(routes, ranks)
+    return _cached_batch(routes, ranks)
 
 
 @lru_cache(maxsize=1 << 10)
-def _batch(routes: tuple[Route, ...], ranks: tuple[tuple[int, int], ...]) -> Batch:
+def _cached_batch(routes: tuple[Route, ...], ranks: tuple[tuple[int, int], ...]) -> Batch:
     return Batch(routes, [_orders(*route, *own) for route, own in zip(routes, ranks, strict=True)])
 
 
-def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Orders:
+def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> RankTransfers:
     """Return what a rank sends as ``source`` and receives as ``target``; -1 if it does not."""
     transfers = exchange(src, dst).transfers
-    return Orders(
+    return RankTransfers(
         source,
         target,
         src.placement.coordinate_of(source),
@@ -212,19 +227,19 @@ def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Order
     )
 
 
-def _members(routes: Sequence[Route]) -> Ranks:
+def _member_ranks(routes: Sequence[Route]) -> Ranks:
     """Return the ranks that take part in the exchanges, the same on every rank.
 
     They are all ranks of the placements between which anything is sent.
     """
-    found: set[int] = set()
+    members: set[int] = set()
     for route in routes:
         if exchange(*route).total:
-            found.update(r for end in route for r in end.placement.ranks.ravel().tolist())
-    return tuple(sorted(found))
+            members.update(r for end in route for r in end.placement.ranks.ravel().tolist())
+    return tuple(sorted(members))
 
 
-def _packed(parts: list[Tensor]) -> Tensor:
+def _pack_parts(parts: list[Tensor]) -> Tensor:
     """Return one message that contains ``parts``: their bytes, or a single part itself."""
     return parts[0] if len(parts) == 1 else torch.cat([_as_bytes(x) for x in parts])
 
@@ -234,7 +249,7 @@ def _as_bytes(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def _assembled(
+def _assemble_parts(
     pieces: Sequence[tuple[Transfer, Tensor]],
     op: str,
     dst: TensorSpec,
@@ -254,28 +269,28 @@ def _assembled(
         out: tensor to write a shard that has one addend into, or None.
     """
     starts, sizes = dst.region(to)
-    to_kind = partial_of(dst.sbp)
+    target_partial = partial_of(dst.sbp)
 
-    def new() -> Tensor:
+    def new_shard() -> Tensor:
         if out is not None:
             return out
         x = torch.empty(sizes, dtype=dst.dtype, device=device_of(dst.placement))
-        return x if to_kind is None else x.fill_(identity(dst.dtype, to_kind.op))
+        return x if target_partial is None else x.fill_(identity(dst.dtype, target_partial.op))
 
     addends: dict[int, Tensor] = {}
     for t, x in pieces:
         if t.addend not in addends:
-            addends[t.addend] = new()
-        _cut(addends[t.addend], t, starts).copy_(x)
+            addends[t.addend] = new_shard()
+        _box_view(addends[t.addend], t, starts).copy_(x)
     if not addends:
-        return new()
+        return new_shard()
     if len(addends) == 1:
         return next(iter(addends.values()))
     # In a fixed order, so that every rank rounds in the same way.
     return ordered_reduce([addends[k] for k in sorted(addends)], op)
 
 
-def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
+def _box_view(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
     """Return a view of the box of the transfer ``t`` in ``x``, the shard that sends or gets it.
 
     ``origin`` is the index of the shard's first element in the logical tensor.

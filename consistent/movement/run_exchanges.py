@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import counts_out_of_memory
 
 from ..boxing.exchange import exchange
 from .run import run
@@ -17,10 +17,10 @@ from .run_exchange import Route, run_together
 
 # Bytes that all ranks together send at once: so many that the number of messages does not matter,
 # but few compared to a model that fills the memory.
-BUCKET = 64 << 20
+BUCKET_BYTES = 64 << 20
 
 
-@counts_lacks
+@counts_out_of_memory
 def run_exchanges(
     locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor]
 ) -> None:
@@ -35,28 +35,29 @@ def run_exchanges(
         into: the shards to fill, on ``meta`` outside the target. Where ``into[i]`` is
             ``locals_[i]`` itself, nothing is written: this rank keeps its shard.
     """
-    alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
-    for i in alone:  # the shard of a rank is no single box, so one transfer cannot describe it
-        made = run(locals_[i], *routes[i])  # also by ranks that keep their shards
+    cut_positions = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
+    # The shard of a rank is no single box there, so one transfer cannot describe it.
+    for i in cut_positions:
+        shard = run(locals_[i], *routes[i])  # also by ranks that keep their shards
         if into[i] is not locals_[i]:
-            into[i].copy_(made)
-    for bucket in _buckets(routes, alone):
-        xs, outs = ([given[i] for i in bucket] for given in (locals_, into))
+            into[i].copy_(shard)
+    for bucket in _buckets(routes, cut_positions):
+        xs, outs = ([tensors[i] for i in bucket] for tensors in (locals_, into))
         run_together(xs, [routes[i] for i in bucket], outs)
 
 
-def _buckets(routes: Sequence[Route], alone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the positions of the routes that are sent together, in groups of ``BUCKET`` bytes.
+def _buckets(routes: Sequence[Route], cut_positions: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the positions of routes that are sent together, in groups of ``BUCKET_BYTES``.
 
-    Those in ``alone`` are left out. The groups are the same on every rank. Routes with the largest
-    elements come first, so that each part is aligned in its message.
+    Those in ``cut_positions`` are left out. The groups are the same on every rank. Routes with the
+    largest elements come first, so that each part is aligned in its message.
     """
     bucket: list[int] = []
     size = 0
-    left = set(range(len(routes))).difference(alone)
-    for i in sorted(left, key=lambda i: (-routes[i][0].dtype.itemsize, i)):
+    remaining = set(range(len(routes))).difference(cut_positions)
+    for i in sorted(remaining, key=lambda i: (-routes[i][0].dtype.itemsize, i)):
         total = exchange(*routes[i]).total
-        if bucket and size + total > BUCKET:
+        if bucket and size + total > BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
         bucket.append(i)

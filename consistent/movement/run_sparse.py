@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ..boxing.steps import Move, Step
@@ -26,7 +26,7 @@ from ..spec.tracer import callbacks
 _ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_boxing_end")
 
 # All of them join the entries of all ranks; a sum or a split follows on each rank.
-_SENDING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+_SENDING_KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate) -> Tensor:
@@ -44,30 +44,32 @@ def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate
         entries = list(state.sbp)
         entries[move.axis] = move.dst
         after = state.with_sbp(tuple(entries))
-        x = _moved(x, state, after, move, at)
+        x = _run_move(x, state, after, move, at)
         state = after
     return x
 
 
-def _moved(x: Tensor, state: TensorSpec, after: TensorSpec, move: Move, at: Coordinate) -> Tensor:
+def _run_move(
+    x: Tensor, state: TensorSpec, after: TensorSpec, move: Move, coordinate: Coordinate
+) -> Tensor:
     """Return this rank's shard after one move, from ``state`` to ``after``; notify tracers."""
-    ranks, index = state.placement.axis_ranks(move.axis, at), at[move.axis]
+    ranks, index = state.placement.axis_ranks(move.axis, coordinate), coordinate[move.axis]
     entries = list(state.sbp)
     entries[move.axis] = B
-    whole, parts = state.with_sbp(tuple(entries)).local_shape(at), len(ranks)
+    whole, parts = state.with_sbp(tuple(entries)).local_shape(coordinate), len(ranks)
     if isinstance(move.src, Split) and parts > 1:
-        x = _placed(x, move.src.dim, piece(whole[move.src.dim], parts, index)[0], whole)
-    sends = parts > 1 and move.kind in _SENDING
-    counts = gathered(x._nnz(), ranks) if sends else [0]
-    sent = replace(move, nbytes=(parts - 1) * max(counts) * _entry_nbytes(x))
+        x = _embed_shard(x, move.src.dim, piece(whole[move.src.dim], parts, index)[0], whole)
+    sends = parts > 1 and move.kind in _SENDING_KINDS
+    counts = gather_from_ranks(x._nnz(), ranks) if sends else [0]
+    sent_move = replace(move, nbytes=(parts - 1) * max(counts) * _entry_nbytes(x))
     for notify in _ON_BOXING_BEGIN:
-        notify(state, after, (sent,))
+        notify(state, after, (sent_move,))
     if sends:
-        x = _side_by_side(x, counts, ranks)
+        x = _gather_entries(x, counts, ranks)
     if move.kind == "keep_first" and index != 0:
-        x = _of(x._indices()[:, :0], x._values()[:0], x.shape)
+        x = _sparse_tensor(x._indices()[:, :0], x._values()[:0], x.shape)
     if isinstance(move.dst, Split) and parts > 1:
-        x = _cut(x, move.dst.dim, *piece(whole[move.dst.dim], parts, index))
+        x = _narrow_entries(x, move.dst.dim, *piece(whole[move.dst.dim], parts, index))
     for notify in _ON_BOXING_END:
         notify(state, after)
     return x
@@ -79,15 +81,15 @@ def _entry_nbytes(x: Tensor) -> int:
     return len(indices) * indices.itemsize + prod(values.shape[1:]) * values.itemsize
 
 
-def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
+def _gather_entries(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
     """All-gather the entries of a sparse tensor; ``counts`` are their numbers by rank."""
     transport = current()
     indices = transport.all_gather_into_tensor(x._indices().contiguous(), 1, counts, ranks)
     values = transport.all_gather_into_tensor(x._values().contiguous(), 0, counts, ranks)
-    return _of(indices, values, x.shape)
+    return _sparse_tensor(indices, values, x.shape)
 
 
-def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
+def _embed_shard(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
     """Return the shard ``x`` as part of a sparse tensor of shape ``whole`` without other entries.
 
     The shard begins at index ``start`` of ``dim``.
@@ -103,10 +105,10 @@ def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
         wide = values.new_zeros([*values.shape[:at], whole[dim], *values.shape[at + 1 :]])
         wide.narrow(at, start, size).copy_(values)
         values = wide
-    return _of(indices, values, shape)
+    return _sparse_tensor(indices, values, shape)
 
 
-def _cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
+def _narrow_entries(x: Tensor, dim: int, start: int, size: int) -> Tensor:
     """Return the part of the sparse ``x`` at [start, start + size) along ``dim``."""
     shape = [*x.shape]
     shape[dim] = size
@@ -118,8 +120,8 @@ def _cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
         indices[dim] -= start
     else:
         values = values.narrow(dim - x.sparse_dim() + 1, start, size).contiguous()
-    return _of(indices, values, shape)
+    return _sparse_tensor(indices, values, shape)
 
 
-def _of(indices: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+def _sparse_tensor(indices: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False)

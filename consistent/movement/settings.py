@@ -16,8 +16,8 @@ _SETTINGS: dict[str, Callable[[], object]] = {
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "inference mode": torch.is_inference_mode_enabled,
     "grad mode": torch.is_grad_enabled,
-    "autocast on the CPU": lambda: _autocast("cpu"),
-    "autocast on GPUs": lambda: _autocast("cuda"),
+    "autocast on the CPU": lambda: _autocast_dtype("cpu"),
+    "autocast on GPUs": lambda: _autocast_dtype("cuda"),
     "number of threads": torch.get_num_threads,
 }
 MAY_DIFFER = "number of threads"  # last in _SETTINGS, so that other differences are found first
@@ -29,7 +29,7 @@ def settings() -> dict[str, str]:
     return {name: str(read()) for name, read in _SETTINGS.items()}
 
 
-def _autocast(kind: str) -> str:
+def _autocast_dtype(kind: str) -> str:
     return str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "off"
 
 

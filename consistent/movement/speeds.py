@@ -33,22 +33,24 @@ def device_speeds(device_type: str) -> CostModel:
 
     It is the same on every rank. Where nothing was measured, it has the built-in figures only.
     """
-    found = current().link(device_type)
-    return BUILT_IN[device_type] if found is None else speeds_of(device_type, found)
+    link = current().link(device_type)
+    return BUILT_IN[device_type] if link is None else speeds_of(device_type, link)
 
 
 @lru_cache
 def speeds_of(device_type: str, link: Link) -> CostModel:
     """Return the built-in cost model with the measured ``link`` in place of its own."""
-    known = BUILT_IN[device_type]
+    built_in = BUILT_IN[device_type]
     wire = Wire(0.0, link.bytes_per_s)
     return replace(
-        known,
+        built_in,
         message_start_s=link.latency_s,
         inside=wire,
         between=wire,
-        launch_seconds=known.overhead if link.copy_start_s is None else link.copy_start_s,
-        memory_bytes_per_s=known.memory if link.copy_bytes_per_s is None else link.copy_bytes_per_s,
+        launch_seconds=built_in.overhead if link.copy_start_s is None else link.copy_start_s,
+        memory_bytes_per_s=built_in.memory
+        if link.copy_bytes_per_s is None
+        else link.copy_bytes_per_s,
     )
 
 

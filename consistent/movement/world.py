@@ -20,13 +20,13 @@ from ..spec.tracer import Tracer
 def my_coordinate(placement: Placement) -> Coordinate | None:
     """Return this rank's coordinate in the grid of ``placement``, or None if it is outside."""
     # Cached on the placement, by rank because simulated ranks share the object.
-    known = placement.__dict__.setdefault("_coordinates", {})
+    coordinates = placement.__dict__.setdefault("_coordinates", {})
     rank = current().rank_in(placement)
     try:
-        return known[rank]
+        return coordinates[rank]
     except KeyError:
-        made = known[rank] = placement.coordinate_of(rank)
-        return made
+        coordinate = coordinates[rank] = placement.coordinate_of(rank)
+        return coordinate
 
 
 _CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def apart(applies: bool = True) -> Iterator[None]:
+def only_placement_ranks(applies: bool = True) -> Iterator[None]:
     """Declare, inside the context, that ranks outside the current placement do not run this code.
 
     Normally every rank runs the whole program, and ranks outside a placement take part in reading
@@ -64,37 +64,41 @@ def apart(applies: bool = True) -> Iterator[None]:
         _thread.apart = before
 
 
-def is_apart() -> bool:
-    """Return whether this thread is inside ``apart``: ranks outside do not run the same code."""
+def is_only_placement_ranks() -> bool:
+    """Return whether this thread is inside ``only_placement_ranks``: others run no such code."""
     return _thread.apart
 
 
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
     """Return the spec of the same tensor, replicated (B) on all ranks of the world.
 
-    It is the target when values are read on every rank. Inside ``apart`` only the ranks of its own
-    placement take part, so there it is B on that placement.
+    It is the target when values are read on every rank. Inside ``only_placement_ranks`` only the
+    ranks of its own placement take part, so there it is B on that placement.
     """
     placement, size = spec.placement, current().size
-    if placement.size != size and not is_apart():
-        placement = _world(placement.type, size)
+    if placement.size != size and not is_only_placement_ranks():
+        placement = _world_placement(placement.type, size)
     return TensorSpec.laid(Layout.whole(placement), spec.shape, spec.dtype)
 
 
 @lru_cache
-def _world(device_type: str, size: int) -> Placement:
+def _world_placement(device_type: str, size: int) -> Placement:
     return Placement(device_type, range(size))
 
 
-class _Launched(World):
+class _LaunchedWorld(World):
     """The world, whose size is known from the launcher before ``torch.distributed`` is initialized.
 
     A placement may be made before the first message, and only that one initializes it.
     """
 
     def size(self) -> int | None:
-        found = super().size()
-        return int(os.environ["WORLD_SIZE"]) if found is None and started_by_launcher() else found
+        known_size = super().size()
+        return (
+            int(os.environ["WORLD_SIZE"])
+            if known_size is None and started_by_launcher()
+            else known_size
+        )
 
 
-Tracer(world=_Launched).always()
+Tracer(world=_LaunchedWorld).install()

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..spec.elsewhere import OF_PARTS, unknown
+from ..spec.elsewhere import PART_HINTS, module_getattr
 from .moving import move
 from .owned.matrix_step import matrix_step
 from .parallelize import parallelize, plan_of
@@ -34,4 +34,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = unknown(__name__, OF_PARTS, __all__)
+    __getattr__ = module_getattr(__name__, PART_HINTS, __all__)

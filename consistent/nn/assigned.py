@@ -39,19 +39,19 @@ def _keep_layouts(
     if not local_metadata.get("assign_to_params_buffers", False):
         return
     for key, own in [*module._parameters.items(), *module._buffers.items()]:
-        given = state.get(prefix + key)
-        if not is_global(own) or not isinstance(given, torch.Tensor) or given is own:
+        loaded = state.get(prefix + key)
+        if not is_global(own) or not isinstance(loaded, torch.Tensor) or loaded is own:
             continue
-        if own.ndim == 0 and given.shape == (1,):  # torch accepts these old checkpoints, too
-            given = given[0]
-        if given.shape == own.shape and not given.is_meta:  # otherwise torch reports the error
-            own.data = _laid(given, own)
+        if own.ndim == 0 and loaded.shape == (1,):  # torch accepts these old checkpoints, too
+            loaded = loaded[0]
+        if loaded.shape == own.shape and not loaded.is_meta:  # otherwise torch reports the error
+            own.data = _box_like(loaded, own)
             # Torch then "assigns" the module's own tensor to the module.
             state[prefix + key] = own
 
 
-def _laid(given: Any, own: Any) -> Any:
+def _box_like(loaded: Any, own: Any) -> Any:
     """Return a loaded tensor, boxed (redistributed) to the layout of ``own`` if it is global."""
-    if is_global(given):
-        return given.detach().to_global(placement=own.placement, sbp=own.sbp)
-    return given.detach()
+    if is_global(loaded):
+        return loaded.detach().to_global(placement=own.placement, sbp=own.sbp)
+    return loaded.detach()

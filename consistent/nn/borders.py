@@ -42,9 +42,9 @@ class BoxInputs:
         self.border = border
 
     def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        ways = self.border.inputs
-        boxed = tuple(_boxed(x, ways.get(i)) for i, x in enumerate(args))
-        return boxed, {key: _boxed(x, ways.get(key)) for key, x in kwargs.items()}
+        layouts = self.border.inputs
+        boxed = tuple(_box(x, layouts.get(i)) for i, x in enumerate(args))
+        return boxed, {key: _box(x, layouts.get(key)) for key, x in kwargs.items()}
 
 
 class BoxOutputs:
@@ -61,32 +61,32 @@ class BoxOutputs:
         return box_outputs(result, self.border.outputs)
 
 
-def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
-    """Box (redistribute) the tensors of a module's ``result`` that ``ways`` names.
+def box_outputs(result: Any, layouts: Mapping[int | str, Nd]) -> Any:
+    """Box (redistribute) the tensors of a module's ``result`` that ``layouts`` names.
 
     Returns the result: a mapping is changed in place; a tuple or list is made again. ``BoxOutputs``
     uses it.
 
     Args:
         result: what the module's forward returned.
-        ways: position or key in ``result`` -> the layout to box that tensor to. A result that is a
-            single tensor is at position 0.
+        layouts: position or key in ``result`` -> the layout to box that tensor to. A result that is
+            a single tensor is at position 0.
     """
     if isinstance(result, torch.Tensor):
-        return _boxed(result, ways.get(0))
+        return _box(result, layouts.get(0))
     if isinstance(result, Mapping):
         for i, key in enumerate(list(result)):
-            wanted = ways.get(key, ways.get(i))
-            if wanted is not None:
-                result[key] = _boxed(result[key], wanted)  # type: ignore[index]
+            nd = layouts.get(key, layouts.get(i))
+            if nd is not None:
+                result[key] = _box(result[key], nd)  # type: ignore[index]
         return result
     if isinstance(result, tuple | list):
-        found = [_boxed(x, ways.get(i)) for i, x in enumerate(result)]
-        return type(result)(*found) if hasattr(result, "_fields") else type(result)(found)
+        results = [_box(x, layouts.get(i)) for i, x in enumerate(result)]
+        return type(result)(*results) if hasattr(result, "_fields") else type(result)(results)
     return result
 
 
-def _boxed(x: Any, nd: Nd | None) -> Any:
+def _box(x: Any, nd: Nd | None) -> Any:
     """Return ``x`` in the layout ``nd``; unchanged if ``nd`` is None or ``x`` is no global tensor.
 
     A None in ``nd`` keeps the layout along that axis: ``(None, B)`` makes ``(S(0), S(1))``
@@ -94,5 +94,7 @@ def _boxed(x: Any, nd: Nd | None) -> Any:
     """
     if nd is None or not isinstance(x, GlobalTensor):
         return x
-    sbp = tuple(now if asked is None else asked for now, asked in zip(x.sbp, nd, strict=True))
+    sbp = tuple(
+        present if target is None else target for present, target in zip(x.sbp, nd, strict=True)
+    )
     return x if sbp == x.sbp else x.to_global(sbp=sbp)

@@ -8,9 +8,9 @@ import torch
 
 from mirrored.codecs import CODECS
 
-from ..autograd.coded_sums import sum_by
+from ..autograd.coded_sums import set_codec
 from ..dispatch.plans.shards import is_global
-from ..movement.coders import Coder, codec_named, shorter
+from ..movement.coders import Coder, codec_if_smaller, codec_named
 from ..movement.low_rank import LowRank
 from ..movement.world import my_coordinate
 from ..spec import B, Partial, Placement
@@ -24,19 +24,21 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
     None if its layouts name no codec, if it is not gathered along exactly one placement axis, or
     on a rank outside its placement.
     """
-    axis = _moved(layouts)
+    axis = _gathered_axis(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None
     dtype = param._spec.dtype
-    whole = param._spec.with_sbp(layouts.use).local_shape(my_coordinate(param._spec.placement))
-    gather, reduce = (
-        shorter(said[axis], dtype, whole) if said else None
-        for said in (layouts.gather, layouts.reduce)
+    whole_shape = param._spec.with_sbp(layouts.use).local_shape(
+        my_coordinate(param._spec.placement)
     )
-    return None if gather is None and reduce is None else Coder(gather, reduce, whole)
+    gather, reduce = (
+        codec_if_smaller(codecs[axis], dtype, whole_shape) if codecs else None
+        for codecs in (layouts.gather, layouts.reduce)
+    )
+    return None if gather is None and reduce is None else Coder(gather, reduce, whole_shape)
 
 
-def _moved(layouts: Layouts) -> int | None:
+def _gathered_axis(layouts: Layouts) -> int | None:
     """Return the one placement axis along which a tensor is gathered for its use.
 
     None if it is gathered along no axis, or along several.
@@ -45,7 +47,7 @@ def _moved(layouts: Layouts) -> int | None:
     return axes[0] if len(axes) == 1 else None
 
 
-def install_sums(module: torch.nn.Module, plan: Plan) -> None:
+def install_sum_codecs(module: torch.nn.Module, plan: Plan) -> None:
     """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``.
 
     ``parallelize`` calls this. Parameters that need no gradient are included, because they may
@@ -55,13 +57,13 @@ def install_sums(module: torch.nn.Module, plan: Plan) -> None:
         layouts = plan.layouts(name)
         if layouts is None or not is_global(param):
             continue
-        for axis in _summed(layouts):
+        for axis in _coded_sum_axes(layouts):
             codec = layouts.reduce[axis]
             assert codec is not None
-            sum_by(param, codec, axis)
+            set_codec(param, codec, axis)
 
 
-def _summed(layouts: Layouts) -> list[int]:
+def _coded_sum_axes(layouts: Layouts) -> list[int]:
     """Return the axes along which a gradient is all-reduced by a codec.
 
     On these axes the parameter is replicated (B), and ``layouts.reduce`` names a codec.
@@ -87,31 +89,31 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
     Raises:
         ValueError: a codec is unknown, or does not fit the tensor's dtype or layouts.
     """
-    said = [(what, codec) for what in ("gather", "reduce") for codec in getattr(layouts, what)]
-    coded = [(what, codec) for what, codec in said if codec is not None]
-    if not coded:
+    entries = [(what, codec) for what in ("gather", "reduce") for codec in getattr(layouts, what)]
+    codecs = [(what, codec) for what, codec in entries if codec is not None]
+    if not codecs:
         return
-    asked = ", ".join(f"{what}={codec!r}" for what, codec in coded)
-    for what, codec in coded:
-        found = codec_named(codec)
-        if found is None or (what == "gather" and isinstance(found, LowRank)):
+    request = ", ".join(f"{what}={codec!r}" for what, codec in codecs)
+    for what, codec in codecs:
+        known_codec = codec_named(codec)
+        if known_codec is None or (what == "gather" and isinstance(known_codec, LowRank)):
             raise ValueError(
-                f"parallelize: {asked} is said of {name!r}, and there is no codec {codec!r} for "
+                f"parallelize: {request} is said of {name!r}, and there is no codec {codec!r} for "
                 f"{what}.{suggestion(codec, CODECS)} Codecs are {', '.join(CODECS)}, and for "
                 "reduce powersgd:4, say, of any rank, or powersgd:16:int8, whose thin matrices are "
                 "sent by a codec."
             )
-    why = _unfit(layouts, placement, dtype)
-    if why is not None:
+    reason = _reason_not_usable(layouts, placement, dtype)
+    if reason is not None:
         raise ValueError(
-            f"parallelize: {asked} is said of {name!r}, and {why}.\n"
+            f"parallelize: {request} is said of {name!r}, and {reason}.\n"
             "  A codec rounds floats of a tensor that lies split along one axis and is gathered "
             "for its use, or the gradient of one that lies whole along an axis.\n"
             "  Leave the codec out for this tensor, by a pattern of a Plan or by a plan without it."
         )
 
 
-def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
+def _reason_not_usable(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
     """Return why a tensor's codecs cannot be used, as a part of an error; None if they can."""
     if not dtype.is_floating_point:
         return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
@@ -124,7 +126,7 @@ def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | 
     ]
     if len(axes) > 1:
         return f"it is gathered along {len(axes)} axes, {axes}"
-    summed = [axis for axis in _summed(layouts) if placement.shape[axis] > 1]
+    summed = [axis for axis in _coded_sum_axes(layouts) if placement.shape[axis] > 1]
     if len(summed) > 1:
         return f"its gradient is summed by codecs along {len(summed)} axes, {summed}"
     for what in ("gather", "reduce"):

@@ -26,7 +26,7 @@ from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
 from .slots import plain_attributes
 
-_MARK = "_is_hf_initialized"  # transformers initialises the tensors without this mark
+_INITIALISED_MARK = "_is_hf_initialized"  # transformers initialises the tensors without this mark
 
 
 def empty_shard(spec: TensorSpec) -> Any:
@@ -52,18 +52,20 @@ def initialise(module: nn.Module, names: Collection[str]) -> None:
     Raises:
         ValueError: no initialiser writes a tensor whose dtype has no NaN.
     """
-    tensors = _tensors(module, names)
+    tensors = _global_tensors(module, names)
     # The version counter shows later which tensors an initialiser wrote in place.
-    writes = {name: x._version for name, x in tensors.items()}
-    waiting = {id(x) for x in tensors.values()}
+    versions = {name: x._version for name, x in tensors.items()}
+    uninitialised_ids = {id(x) for x in tensors.values()}
     with torch.no_grad():
         if hasattr(module, "initialize_weights") and hasattr(module, "_init_weights"):
-            _by_transformers(module, waiting)
+            _initialise_by_transformers(module, uninitialised_ids)
         else:
-            _by_themselves(module, waiting)
-    left = [name for name, x in tensors.items() if x._version == writes[name] and x.numel()]
-    if left:
-        _make_nan(left, tensors)
+            _initialise_by_own_methods(module, uninitialised_ids)
+    unwritten_names = [
+        name for name, x in tensors.items() if x._version == versions[name] and x.numel()
+    ]
+    if unwritten_names:
+        _fill_with_nan(unwritten_names, tensors)
 
 
 def check_attributes(module: nn.Module) -> None:
@@ -86,14 +88,14 @@ def check_attributes(module: nn.Module) -> None:
             )
 
 
-def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
+def _global_tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
     """Return those of the named parameters and buffers that are global, by name."""
-    found = {**dict(module.named_parameters(remove_duplicate=False)),
-             **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
-    return {name: found[name] for name in names if is_global(found[name])}
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)),
+               **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
+    return {name: tensors[name] for name in names if is_global(tensors[name])}
 
 
-def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
+def _initialise_by_own_methods(module: nn.Module, uninitialised_ids: set[int]) -> None:
     """Initialize a module through ``reset_parameters`` and ``_init_weights``, as torch modules do.
 
     First ``reset_parameters`` of each submodule is called, children before their parents as in the
@@ -103,78 +105,84 @@ def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
 
     Args:
         module: the module.
-        waiting: the ids of the tensors that have no values yet.
+        uninitialised_ids: the ids of the tensors that have no values yet.
     """
-    for each in _inside_out(module):
-        reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
-        if callable(reset) and _all_wait(each, waiting):
+    for submodule in _modules_in_post_order(module):
+        reset = getattr(submodule, "reset_parameters", None) or getattr(
+            submodule, "_reset_parameters", None
+        )
+        if callable(reset) and _is_uninitialised(submodule, uninitialised_ids):
             reset()
-    for each in module.modules():
-        init: Callable[[nn.Module], None] | None = getattr(each, "_init_weights", None)
+    for submodule in module.modules():
+        init: Callable[[nn.Module], None] | None = getattr(submodule, "_init_weights", None)
         if callable(init):
-            for inner in _inside_out(each):
-                if _all_wait(inner, waiting):
+            for inner in _modules_in_post_order(submodule):
+                if _is_uninitialised(inner, uninitialised_ids):
                     init(inner)
             return
 
 
-def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
+def _modules_in_post_order(module: nn.Module) -> Iterator[nn.Module]:
     """Return ``module`` and the modules inside it, each after its children, as ``apply`` does."""
-    met: set[nn.Module] = set()
+    visited: set[nn.Module] = set()
 
-    def visit(each: nn.Module) -> Iterator[nn.Module]:
-        if each not in met:
-            met.add(each)
-            for child in each.children():
+    def visit(submodule: nn.Module) -> Iterator[nn.Module]:
+        if submodule not in visited:
+            visited.add(submodule)
+            for child in submodule.children():
                 yield from visit(child)
-            yield each
+            yield submodule
 
     return visit(module)
 
 
-def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
+def _is_uninitialised(module: nn.Module, uninitialised_ids: set[int]) -> bool:
     """Return whether an initialiser of ``module`` would overwrite no values.
 
     That is, all tensors of ``module`` itself, or if it has none those inside it, have no values.
 
     Args:
         module: the module whose initialiser is to be called.
-        waiting: the ids of the tensors that have no values yet.
+        uninitialised_ids: the ids of the tensors that have no values yet.
     """
-    own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
-    inside = own or [*module.parameters(), *module.buffers()]
-    return bool(inside) and all(id(x) in waiting for x in inside)
+    own_tensors = [
+        x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None
+    ]
+    inside = own_tensors or [*module.parameters(), *module.buffers()]
+    return bool(inside) and all(id(x) in uninitialised_ids for x in inside)
 
 
-def _by_transformers(module: Any, waiting: set[int]) -> None:
+def _initialise_by_transformers(module: Any, uninitialised_ids: set[int]) -> None:
     """Initialize a transformers model by its own ``initialize_weights``.
 
     Transformers skips tensors that are marked as initialised, so all tensors but those in
-    ``waiting`` (ids of the tensors without values) are marked for the time of the call.
+    ``uninitialised_ids`` (ids of the tensors without values) are marked for the time of the call.
     """
-    for each in module.modules():
-        each.__dict__.pop(_MARK, None)
-        for x in (*each._parameters.values(), *each._buffers.values()):
+    for submodule in module.modules():
+        submodule.__dict__.pop(_INITIALISED_MARK, None)
+        for x in (*submodule._parameters.values(), *submodule._buffers.values()):
             if x is not None:
-                x.__dict__.pop(_MARK, None) if id(x) in waiting else setattr(x, _MARK, True)
+                x.__dict__.pop(_INITIALISED_MARK, None) if id(x) in uninitialised_ids else setattr(
+                    x, _INITIALISED_MARK, True
+                )
     module.initialize_weights()
-    for each in module.modules():
-        for x in (*each._parameters.values(), *each._buffers.values()):
+    for submodule in module.modules():
+        for x in (*submodule._parameters.values(), *submodule._buffers.values()):
             if x is not None:
-                x.__dict__.pop(_MARK, None)
+                x.__dict__.pop(_INITIALISED_MARK, None)
 
 
-def _make_nan(names: list[str], tensors: dict[str, Any]) -> None:
+def _fill_with_nan(names: list[str], tensors: dict[str, Any]) -> None:
     """Fill tensors that no initialiser has written with NaN, and warn.
 
     Raises:
         ValueError: a tensor's dtype has no NaN.
     """
-    whole = [name for name in names if not _has_nan(tensors[name].dtype)]
-    if whole:
+    lost_names = [name for name in names if not _has_nan(tensors[name].dtype)]
+    if lost_names:
         raise ValueError(
-            f"parallelize: {', '.join(whole[:8])} was built on meta, so its values are lost, and "
-            "no reset_parameters or _init_weights of its module writes it. Build it outside of "
+            f"parallelize: {', '.join(lost_names[:8])} was built on meta, so its values are lost, "
+            "and no reset_parameters or _init_weights of its module writes it. Build it outside of "
             'torch.device("meta"), or give its module a reset_parameters.'
         )
     for name in names:

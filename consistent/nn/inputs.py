@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import by_rank, gathered
+from mirrored.every_rank import gather_from_ranks, lines_by_rank
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import attach, rebox, take_in
-from ..dispatch.running.user_code import present
+from ..dispatch.plans.shards import attach, compare_and_adopt, rebox
+from ..dispatch.running.user_code import current_user_call
 from ..movement.check_mode import digest
 from ..movement.world import my_coordinate
 from ..spec import (
@@ -43,9 +43,9 @@ from ..spec.nearest import suggestion
 from ..spec.nested import map_tensors, tensors_in
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import from_local
-from .uneven import evened_out, joined_shape
+from .uneven import balance_parts, joined_shape
 
-_OTHERS = "*"
+_ALL_OTHERS = "*"
 
 
 def install_inputs(
@@ -55,8 +55,8 @@ def install_inputs(
 
     ``inputs`` gives their layouts, as in ``parallelize``.
     """
-    ways = check_inputs(module, placement, inputs)
-    hook = InputsHook(placement, inputs, ways, _positions(module))
+    layouts = check_inputs(module, placement, inputs)
+    hook = InputsHook(placement, inputs, layouts, _positional_names(module))
     module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
 
 
@@ -79,24 +79,24 @@ def check_inputs(
     """
     axes = placement.axes or ()
     if not isinstance(inputs, Mapping):
-        return {_OTHERS: _fit(inputs, placement)}
+        return {_ALL_OTHERS: _sbp_per_axis(inputs, placement)}
     if inputs and set(inputs) <= set(axes):
-        given = {axis: as_sbp(sbp) for axis, sbp in inputs.items()}
-        return {_OTHERS: _fit(tuple(given.get(axis, B) for axis in axes), placement)}
+        sbps = {axis: as_sbp(sbp) for axis, sbp in inputs.items()}
+        return {_ALL_OTHERS: _sbp_per_axis(tuple(sbps.get(axis, B) for axis in axes), placement)}
     parameters = inspect.signature(module.forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in inputs:
-        if name != _OTHERS and name not in parameters and not takes_any:
+        if name != _ALL_OTHERS and name not in parameters and not takes_any:
             raise ValueError(
                 f"parallelize: inputs names {name!r}, which is neither an axis of {placement} nor "
                 f"an argument of {type(module).__name__}.{suggestion(name, (*axes, *parameters))} "
                 "Its arguments are "
                 f"{', '.join(parameters)}; '*' stands for all others."
             )
-    return {name: _fit(sbp, placement) for name, sbp in inputs.items()}
+    return {name: _sbp_per_axis(sbp, placement) for name, sbp in inputs.items()}
 
 
-def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
+def _sbp_per_axis(sbp: SbpLike, placement: Placement) -> NdSbp:
     """Return ``sbp`` with an entry for each axis of ``placement``; a single B serves for all axes.
 
     Raises:
@@ -145,47 +145,52 @@ class InputsHook:
 
     def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         extra = [f"argument {i}" for i in range(len(self.positions), len(args))]
-        given = {**dict(zip([*self.positions[: len(args)], *extra], args)), **kwargs}
-        found = [
+        arguments = {**dict(zip([*self.positions[: len(args)], *extra], args)), **kwargs}
+        inputs = [
             (f"{type(module).__name__}({name}=)", x, sbp)
-            for name, value in given.items()
-            if (sbp := self._way(name)) is not None
+            for name, value in arguments.items()
+            if (sbp := self._layout_of(name)) is not None
             for x in _plain_tensors(value)
         ]
-        made = iter(self._taken(found))
-        taken = {
-            n: value if self._way(n) is None else _with(value, made) for n, value in given.items()
+        global_tensors = iter(self._make_global(inputs))
+        new_arguments = {
+            n: value if self._layout_of(n) is None else _replace_tensors(value, global_tensors)
+            for n, value in arguments.items()
         }
-        return tuple(list(taken.values())[: len(args)]), {name: taken[name] for name in kwargs}
+        return tuple(list(new_arguments.values())[: len(args)]), {
+            name: new_arguments[name] for name in kwargs
+        }
 
-    def _way(self, name: str) -> NdSbp | None:
+    def _layout_of(self, name: str) -> NdSbp | None:
         """Return the layout of the argument ``name``; None if it stays plain."""
-        return self.ways.get(name, self.ways.get(_OTHERS))
+        return self.ways.get(name, self.ways.get(_ALL_OTHERS))
 
-    def _taken(self, found: Sequence[tuple[str, torch.Tensor, NdSbp]]) -> list[Any]:
+    def _make_global(self, inputs: Sequence[tuple[str, torch.Tensor, NdSbp]]) -> list[Any]:
         """Return the global tensors that the ranks' plain tensors make up.
 
         Args:
-            found: (text about an argument, its tensor on this rank, its layout).
+            inputs: (text about an argument, its tensor on this rank, its layout).
         """
-        if present() is not None:
-            return [_cut(name, x, sbp, self.placement) for name, x, sbp in found]
-        splits = any(isinstance(e, Split) for _, _, sbp in found for e in sbp)
+        if current_user_call() is not None:
+            return [_shard_of_whole(name, x, sbp, self.placement) for name, x, sbp in inputs]
+        splits = any(isinstance(e, Split) for _, _, sbp in inputs for e in sbp)
         # Without parts, sizes need no exchange; values were compared in the first call.
-        if not found or not (splits or not self.compared):
-            return [_whole(x, self.placement) for _, x, _ in found]
-        notes = _told(found, self.placement, not self.compared)
-        made = [
-            _part(name, x, sbp, self.placement, {r: note[i][:3] for r, note in notes.items()})
-            for i, (name, x, sbp) in enumerate(found)
+        if not inputs or not (splits or not self.compared):
+            return [_replicated(x, self.placement) for _, x, _ in inputs]
+        notes = _gather_notes(inputs, self.placement, not self.compared)
+        global_tensors = [
+            _global_from_part(
+                name, x, sbp, self.placement, {r: note[i][:3] for r, note in notes.items()}
+            )
+            for i, (name, x, sbp) in enumerate(inputs)
         ]
         if not self.compared:
-            _compare(found, notes, self.placement)
+            _check_replicas(inputs, notes, self.placement)
         self.compared = True
-        return made
+        return global_tensors
 
 
-def _positions(module: torch.nn.Module) -> list[str]:
+def _positional_names(module: torch.nn.Module) -> list[str]:
     """Return the names of the positional arguments of the module's forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(module.forward).parameters.values()
@@ -201,13 +206,13 @@ def _plain_tensors(value: Any) -> list[torch.Tensor]:
     return [x for x in tensors_in(value) if _is_input(x)]
 
 
-def _with(value: Any, made: Any) -> Any:
-    """Return ``value`` with each of its plain tensors replaced by the next one of ``made``."""
-    return map_tensors(value, lambda x: next(made) if _is_input(x) else x)
+def _replace_tensors(value: Any, tensors: Any) -> Any:
+    """Return ``value`` with each of its plain tensors replaced by the next of ``tensors``."""
+    return map_tensors(value, lambda x: next(tensors) if _is_input(x) else x)
 
 
-def _told(
-    found: Sequence[tuple[str, torch.Tensor, NdSbp]], placement: Placement, hashed: bool
+def _gather_notes(
+    inputs: Sequence[tuple[str, torch.Tensor, NdSbp]], placement: Placement, hashed: bool
 ) -> dict[int, list[tuple]]:
     """Gather the shape, dtype, name and hash of each rank's tensors, by rank of the placement.
 
@@ -226,30 +231,32 @@ def _told(
             name,
             digest(x) if hashed and any(e is B for e in sbp) else "",
         )
-        for name, x, sbp in found
+        for name, x, sbp in inputs
     ]
     ranks = placement.ranks.ravel().tolist()
-    asked = tuple(ranks) if placement.size == transport.size else tuple(range(transport.size))
-    notes = dict(zip(asked, gathered(note if inside else None, asked)))
+    participants = (
+        tuple(ranks) if placement.size == transport.size else tuple(range(transport.size))
+    )
+    notes = dict(zip(participants, gather_from_ranks(note if inside else None, participants)))
     first = notes[ranks[0]]
     for rank in ranks[1:]:
         kinds = [[(n[2], n[1], len(n[0])) for n in notes[r] or ()] for r in (ranks[0], rank)]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 "parallelize: ranks call the module with other arguments.\n"
-                f"  rank {ranks[0]} passes {_shown(first)}\n  rank {rank} passes "
-                f"{_shown(notes[rank])}\n"
+                f"  rank {ranks[0]} passes {_note_text(first)}\n  rank {rank} passes "
+                f"{_note_text(notes[rank])}\n"
                 "  Pass tensors of the same dtype and number of dims under the same names on every "
                 "rank."
             )
     return {rank: notes[rank] for rank in ranks}
 
 
-def _shown(note: Sequence[tuple]) -> str:
+def _note_text(note: Sequence[tuple]) -> str:
     return ", ".join(f"{n[2]} {n[1]} {list(n[0])}" for n in note) or "no plain tensor"
 
 
-def _part(
+def _global_from_part(
     name: str,
     x: torch.Tensor,
     sbp: NdSbp,
@@ -273,8 +280,8 @@ def _part(
     if not any(isinstance(entry, Split) for entry in sbp):
         shapes = {note[0] for note in notes.values()}
         if len(shapes) > 1:
-            raise _unequal(name, "shapes", {r: str(list(n[0])) for r, n in notes.items()})
-        return _whole(x, placement)
+            raise _unequal_error(name, "shapes", {r: str(list(n[0])) for r, n in notes.items()})
+        return _replicated(x, placement)
     at = my_coordinate(placement)
     shapes = {rank: note[0] for rank, note in notes.items()}
     sbp = resolve_dims(sbp, placement, shapes[placement.first_rank])
@@ -284,26 +291,26 @@ def _part(
     if at is None:
         return attach(torch.empty(spec.local_shape(None), dtype=x.dtype, device="meta"), spec)
     if not balanced:
-        x = evened_out(name, x, spec, shapes)
+        x = balance_parts(name, x, spec, shapes)
     return from_local(x, placement, sbp, shape=shape)
 
 
-def _cut(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement) -> Any:
+def _shard_of_whole(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement) -> Any:
     """Return the whole tensor ``x`` as a global tensor in the layout ``sbp``.
 
     Used inside a user's autograd Function, where ``x`` is the whole and not this rank's part.
     """
     spec = TensorSpec.of(placement, resolve_sbp(sbp, placement, x.shape), x.shape, x.dtype)
-    return rebox(take_in(x, placement, name), spec)
+    return rebox(compare_and_adopt(x, placement, name), spec)
 
 
-def _whole(x: torch.Tensor, placement: Placement) -> Any:
+def _replicated(x: torch.Tensor, placement: Placement) -> Any:
     """Return ``x``, which is the same on each rank, as a global tensor that is B on all axes."""
     return from_local(x, placement, (B,) * placement.ndim, shape=x.shape)
 
 
-def _compare(
-    found: Sequence[tuple[str, torch.Tensor, NdSbp]],
+def _check_replicas(
+    inputs: Sequence[tuple[str, torch.Tensor, NdSbp]],
     notes: Mapping[int, Sequence[tuple]],
     placement: Placement,
 ) -> None:
@@ -312,28 +319,28 @@ def _compare(
     Ranks are compared if they differ only along axes on which the tensor is B.
 
     Args:
-        found: (text about an argument, its tensor on this rank, its layout).
+        inputs: (text about an argument, its tensor on this rank, its layout).
         notes: rank -> (shape, dtype, name, hash) of each of its tensors.
         placement: the placement of the ranks.
 
     Raises:
         ValueError: the hashes of the values differ.
     """
-    for i, (name, _, sbp) in enumerate(found):
+    for i, (name, _, sbp) in enumerate(inputs):
         for rank, note in notes.items():
             at = placement.coordinate_of(rank)
             assert at is not None
             # The rank at coordinate 0 of each B axis stands for all ranks along these axes.
-            twin = placement.rank_at([0 if e is B else c for e, c in zip(sbp, at)])
-            if notes[twin][i][3] != note[i][3]:
-                raise _unequal(name, "values", {r: notes[r][i][3] for r in notes})
+            reference_rank = placement.rank_at([0 if e is B else c for e, c in zip(sbp, at)])
+            if notes[reference_rank][i][3] != note[i][3]:
+                raise _unequal_error(name, "values", {r: notes[r][i][3] for r in notes})
 
 
-def _unequal(name: str, what: str, by: Mapping[int, str]) -> ValueError:
+def _unequal_error(name: str, what: str, by: Mapping[int, str]) -> ValueError:
     return ValueError(
         f"parallelize: {name} is to be whole along an axis (inputs=B there), and ranks along it "
         f"pass other {what}.\n"
-        + by_rank(by.values(), by)
+        + lines_by_rank(by.values(), by)
         + "\n  Pass the same on these ranks (a sampler's rank is the coordinate along the axis "
         "that splits the batch), or say inputs=S(0) where each passes its part."
     )

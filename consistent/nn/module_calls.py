@@ -14,14 +14,14 @@ from typing import Any
 from torch import nn
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         # A stack of work that hooks have begun in module calls, innermost last. Each entry has a
         # method ``end()`` that undoes the work, such as releasing gathered parameters.
-        self.under_way: list[Any] = []
+        self.open_runs: list[Any] = []
 
 
-this_thread = _Thread()
+this_thread = _ThreadState()
 
 
 def undo_on_raise(module: nn.Module) -> None:
@@ -32,27 +32,27 @@ def undo_on_raise(module: nn.Module) -> None:
     module.__dict__["_call_impl"] = _Watched(module)
 
 
-def remove_hooks(module: nn.Module, is_ours: Callable[[Any], bool]) -> None:
-    """Remove the hooks that ``is_ours`` selects from ``module`` and its submodules.
+def remove_hooks(module: nn.Module, should_remove: Callable[[Any], bool]) -> None:
+    """Remove the hooks that ``should_remove`` selects from ``module`` and its submodules.
 
     ``undo_on_raise`` is undone, too. Other hooks stay, in their order.
 
     Args:
         module: the module.
-        is_ours: (hook) -> whether to remove it.
+        should_remove: (hook) -> whether to remove it.
     """
-    for each in module.modules():
-        for name, flags in _FLAGS.items():
-            table = each.__dict__[name]
-            for key in [key for key, hook in table.items() if is_ours(hook)]:
+    for submodule in module.modules():
+        for name, flags in _FLAG_TABLES.items():
+            table = submodule.__dict__[name]
+            for key in [key for key, hook in table.items() if should_remove(hook)]:
                 for table_name in (name, *flags):
-                    each.__dict__[table_name].pop(key, None)
-        if isinstance(each.__dict__.get("_call_impl"), _Watched):
-            del each.__dict__["_call_impl"]
+                    submodule.__dict__[table_name].pop(key, None)
+        if isinstance(submodule.__dict__.get("_call_impl"), _Watched):
+            del submodule.__dict__["_call_impl"]
 
 
 # Tables of hooks -> further tables in which torch keeps flags of the same hooks.
-_FLAGS = {
+_FLAG_TABLES = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
 }
@@ -68,11 +68,11 @@ class _Watched:
         self.module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = this_thread.under_way
-        before = len(found)
+        stack = this_thread.open_runs
+        depth = len(stack)
         try:
             return type(self.module)._call_impl(self.module, *args, **kwargs)
         except BaseException:  # Ctrl-C, too
-            while len(found) > before:
-                found.pop().end()
+            while len(stack) > depth:
+                stack.pop().end()
             raise

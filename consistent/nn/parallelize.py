@@ -14,19 +14,19 @@ from ..dispatch.plans.gradients import settled_spec
 from ..movement.world import my_coordinate
 from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
-from ..tensor.making.scope import chosen
+from ..tensor.making.scope import resolved_placement
 from . import deferred
 from .assigned import install_assign
 from .inputs import install_inputs
-from .installed import hold_plan, install, installed_plan
+from .installed import install, installed_plan, store_plan
 from .plan import Plan
 from .planners import plan_for
-from .planners.context import takes_whole
+from .planners.context import takes_whole_sequences
 from .planners.registry import WithCodecs
 from .planners.resolve import resolve
-from .planners.searched import searched
-from .rank_values import check_alike, check_values, laid_text, send_values
-from .same_object import become
+from .planners.searched import resolve_auto
+from .rank_values import broadcast_values, check_equal_modules, check_values, layouts_text
+from .same_object import become_global
 from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_slots
 
 
@@ -107,42 +107,46 @@ def parallelize(
         TypeError: a parameter is a DTensor, or a scripted module holds it.
         ImportError: ``"auto"`` needs scipy, and it is not installed.
     """
-    placement, _ = chosen("parallelize", placement, B)
+    placement, _ = resolved_placement("parallelize", placement, B)
     check_world("parallelize", placement)
     tensors = plain_slots(module)
-    held = installed_plan(module)
-    if held is not None and not tensors:
-        _check_same(module, placement, plan, held, keep_bytes)
-        decided = held
+    present_plan = installed_plan(module)
+    if present_plan is not None and not tensors:
+        _check_plan_unchanged(module, placement, plan, present_plan, keep_bytes)
+        new_plan = present_plan
     else:
-        plan = searched(module, placement, plan, example, memory)
-        decided = plan_for(module, tensors, placement, plan).keeping(keep_bytes)
-        inputs = B if inputs is None and placement.size > 1 and takes_whole(decided) else inputs
+        plan = resolve_auto(module, placement, plan, example, memory)
+        new_plan = plan_for(module, tensors, placement, plan).keeping(keep_bytes)
+        inputs = (
+            B
+            if inputs is None and placement.size > 1 and takes_whole_sequences(new_plan)
+            else inputs
+        )
     grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
-        known = {id(places[0].value) for places in tensors}
-        others = [x for x in plain_attributes(module) if id(x[0].value) not in known]
-        all_tensors = [*tensors, *grads, *others]
-        check_alike(module, all_tensors, placement, decided)
-        (check_values if check else send_values)("parallelize", all_tensors, placement)
-        del all_tensors, others  # they refer to whole tensors, which _lay_out frees one by one
-    empty = [places[0].name for places in tensors if places[0].value.is_meta]
+        known_ids = {id(places[0].value) for places in tensors}
+        attributes = [x for x in plain_attributes(module) if id(x[0].value) not in known_ids]
+        all_tensors = [*tensors, *grads, *attributes]
+        check_equal_modules(module, all_tensors, placement, new_plan)
+        (check_values if check else broadcast_values)("parallelize", all_tensors, placement)
+        del all_tensors, attributes  # they refer to whole tensors, which _lay_out frees one by one
+    meta_names = [places[0].name for places in tensors if places[0].value.is_meta]
     install_assign({slot.owner: None for places in tensors for slot in places})
-    _lay_out(tensors, placement, decided.on(placement))
+    _lay_out(tensors, placement, new_plan.on(placement))
     give_back_freed_memory()
-    if empty and initialise:
-        deferred.initialise(module, empty)
+    if meta_names and initialise:
+        deferred.initialise(module, meta_names)
     if initialise:
         deferred.check_attributes(module)
-    if decided is not held:
-        install(module, placement, decided, inputs)
-        if held is not None:
-            hold_plan(module, _joined(module, placement, held, decided))
+    if new_plan is not present_plan:
+        install(module, placement, new_plan, inputs)
+        if present_plan is not None:
+            store_plan(module, _join_plans(module, placement, present_plan, new_plan))
     elif inputs is not None:
         install_inputs(module, placement, inputs)
     _lay_out_gradients(grads)
     if verbose and current().rank == placement.first_rank:
-        print(f"{type(module).__name__} on {placement}\n{decided}")
+        print(f"{type(module).__name__} on {placement}\n{new_plan}")
     return module
 
 
@@ -152,82 +156,90 @@ def plan_of(module: torch.nn.Module) -> Plan:
     Raises:
         ValueError: the module was not parallelized.
     """
-    found = installed_plan(module)
-    if found is None:
+    plan = installed_plan(module)
+    if plan is None:
         raise ValueError(
             f"plan_of: this {type(module).__name__} was not parallelized. Call "
             "consistent.parallelize(module, placement, plan), and ask for the plan of what it "
             "returns."
         )
-    return found
+    return plan
 
 
-def _check_same(
-    module: torch.nn.Module, placement: Placement, plan: Any, held: Plan, keep_bytes: int | None
+def _check_plan_unchanged(
+    module: torch.nn.Module,
+    placement: Placement,
+    plan: Any,
+    old_plan: Plan,
+    keep_bytes: int | None,
 ) -> None:
     """Raise if an entirely global module is parallelized again with another placement or plan.
 
     Args:
         module: the module.
         placement, plan, keep_bytes: what ``parallelize`` is called with.
-        held: the plan that the module has.
+        old_plan: the plan that the module has.
 
     Raises:
         ValueError: the message names the difference.
     """
     slots = global_slots(module)
-    kind, instead = type(module).__name__, "consistent.move(module, optimizer, placement, plan)"
-    now: Any = next((places[0].value for places in slots), None)
-    if now is not None and now.placement != placement:
+    kind, move_call = type(module).__name__, "consistent.move(module, optimizer, placement, plan)"
+    tensor: Any = next((places[0].value for places in slots), None)
+    if tensor is not None and tensor.placement != placement:
         raise ValueError(
-            f"parallelize: this {kind} is on {now.placement} already, and {placement} is asked "
-            f"for. Call {instead}, which takes it there with its gradients and its optimizer."
+            f"parallelize: this {kind} is on {tensor.placement} already, and {placement} is asked "
+            f"for. Call {move_call}, which takes it there with its gradients and its optimizer."
         )
     if plan is None:
         return
-    asked = None
+    new_plan = None
     if plan != "auto":
-        asked = plan_for(module, slots, placement, plan).keeping(keep_bytes)
-    if asked != held:
-        said: Any = {} if asked is None else asked.tensors
-        named = next((name for name, x in said.items() if x != held.layouts(name)), None)
-        example = "" if named is None else (
-            f": {named!r} is {laid_text(held.layouts(named))}, and {laid_text(said[named])} is "
-            "asked for"
+        new_plan = plan_for(module, slots, placement, plan).keeping(keep_bytes)
+    if new_plan != old_plan:
+        layouts: Any = {} if new_plan is None else new_plan.tensors
+        changed_name = next(
+            (name for name, x in layouts.items() if x != old_plan.layouts(name)), None
+        )
+        example = "" if changed_name is None else (
+            f": {changed_name!r} is {layouts_text(old_plan.layouts(changed_name))}, and "
+            f"{layouts_text(layouts[changed_name])} is asked for"
         )  # fmt: skip
         raise ValueError(
             f"parallelize: this {kind} was parallelized by another plan{example}. "
-            f"Call {instead} to change the plan; leave plan out, or give the same one, to keep it; "
-            'plan="auto" is for a module that is plain.'
+            f"Call {move_call} to change the plan; leave plan out, or give the same one, to keep "
+            'it; plan="auto" is for a module that is plain.'
         )
 
 
-def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Plan) -> Plan:
+def _join_plans(
+    module: torch.nn.Module, placement: Placement, old_plan: Plan, new_plan: Plan
+) -> Plan:
     """Return one plan for a module that was parallelized, and got new layers since.
 
     If the module's tensors are on several placements, which one plan cannot describe, only
-    ``added`` is returned.
+    ``new_plan`` is returned.
 
     Args:
         module: the module.
         placement: the placement of the new layers.
-        held: the plan from before.
-        added: the plan of the new layers.
+        old_plan: the plan from before.
+        new_plan: the plan of the new layers.
     """
     slots = global_slots(module)
     if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
-        return added  # one plan cannot describe tensors on several placements
+        return new_plan  # one plan cannot describe tensors on several placements
     names = [slot.name for places in slots for slot in places]
     modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    kept = held.part([name for name in names if name not in added.tensors], modules)
-    both = Plan(
-        {**kept.tensors, **added.tensors},
-        {**kept.modules, **added.modules},
-        axes=added.axes,
-        notes=list(dict.fromkeys([*held.notes, *added.notes])),
-        keep_bytes=added.keep_bytes,
+    old_part = old_plan.part([name for name in names if name not in new_plan.tensors], modules)
+    joined_plan = Plan(
+        {**old_part.tensors, **new_plan.tensors},
+        {**old_part.modules, **new_plan.modules},
+        axes=new_plan.axes,
+        notes=list(dict.fromkeys([*old_plan.notes, *new_plan.notes])),
+        keep_bytes=new_plan.keep_bytes,
     )
-    return resolve(module, slots, placement, both)
+    return resolve(module, slots, placement, joined_plan)
 
 
 def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> None:
@@ -246,11 +258,11 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
         layouts = plan.layouts(places[0].name)
         assert layouts is not None
         value = places[0].value
-        made = _made_global(value, placement, layouts.sbp)
+        global_tensor = _as_global(value, placement, layouts.sbp)
         if isinstance(value, torch.nn.Parameter):
-            made = become(value, made, places[0].name)
+            global_tensor = become_global(value, global_tensor, places[0].name)
         for slot in places:
-            slot.put(made)
+            slot.put(global_tensor)
 
 
 def _lay_out_gradients(grads: list[list[Slot]]) -> None:
@@ -264,16 +276,16 @@ def _lay_out_gradients(grads: list[list[Slot]]) -> None:
         param.grad = distribute(grad, param.placement, settled_spec(param).sbp)
 
 
-def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
+def _as_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
     """Return a global tensor with the values of ``value``; a parameter if ``value`` is one.
 
     If ``value`` was built on ``meta``, the result has an uninitialized shard.
     """
     spec = TensorSpec.of(placement, sbp, value.shape, value.dtype)
     if value.is_meta:
-        made: Any = deferred.empty_shard(spec)
+        global_tensor: Any = deferred.empty_shard(spec)
     else:
-        made = distribute(value.detach(), placement, sbp)
+        global_tensor = distribute(value.detach(), placement, sbp)
     if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=value.requires_grad)
-    return made
+        return torch.nn.Parameter(global_tensor, requires_grad=value.requires_grad)
+    return global_tensor

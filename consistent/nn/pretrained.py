@@ -26,7 +26,7 @@ from ..spec import Placement
 from .deferred import check_attributes, initialise
 from .parallelize import parallelize
 
-_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def from_pretrained(
@@ -63,20 +63,20 @@ def from_pretrained(
             transformers would convert.
     """
     folder = Path(folder)
-    files = _files(folder)
+    files = _file_of_each_tensor(folder)
     with torch.device("meta"):
-        model = _built(cls, folder, dtype)
+        model = _build_model(cls, folder, dtype)
     parallelize(model, placement, plan, initialise=False, **options)
-    with ExitStack() as opened:
-        found, missing = _read(model, _Files(files, opened))
-    _report(model, missing, set(files) - found)
-    initialise(model, [*missing, *_not_saved(model)])
+    with ExitStack() as exit_stack:
+        read_names, missing = _fill_from_files(model, _SafetensorsReader(files, exit_stack))
+    _warn_of_differences(model, missing, set(files) - read_names)
+    initialise(model, [*missing, *_unsaved_buffers(model)])
     check_attributes(model)
-    _settle(model, folder)
+    _set_hf_configs(model, folder)
     return model.eval()
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
     """Return the file of each saved tensor, by the tensor's name.
 
     Raises:
@@ -84,34 +84,34 @@ def _files(folder: Path) -> dict[str, Path]:
     """
     from safetensors import safe_open
 
-    index, one = folder / _INDEX, folder / _ONE
+    index, single_file = folder / _INDEX_FILE, folder / _SINGLE_FILE
     if index.exists():
         # Imported here: it imports torch's distributed checkpoints, as slow as this whole library.
         from ..checkpoint.files.foreign import weight_map
 
         return {name: folder / file for name, file in weight_map(str(index)).items()}
-    if not one.is_file():
-        there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not single_file.is_file():
+        file_names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         raise FileNotFoundError(
-            f"from_pretrained: {folder} has neither {_ONE} nor {_INDEX}; "
-            + (f"it holds {', '.join(there[:8])}. " if there else "it is not a folder. ")
+            f"from_pretrained: {folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; "
+            + (f"it holds {', '.join(file_names[:8])}. " if file_names else "it is not a folder. ")
             + "Save the model with save_pretrained(folder), which writes safetensors files."
         )
-    with safe_open(one, framework="pt") as file:
-        return dict.fromkeys(file.keys(), one)
+    with safe_open(single_file, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single_file)
 
 
-class _Files:
+class _SafetensorsReader:
     """Reader of tensors in safetensors files, which opens each file once.
 
     Args:
         files: name of a tensor -> its file.
-        opened: the stack of contexts whose end closes the files.
+        exit_stack: the stack of contexts whose end closes the files.
     """
 
-    def __init__(self, files: Mapping[str, Path], opened: ExitStack) -> None:
-        self.files, self._opened = files, opened
-        self._open: dict[Path, Any] = {}
+    def __init__(self, files: Mapping[str, Path], exit_stack: ExitStack) -> None:
+        self.files, self._exit_stack = files, exit_stack
+        self._open_files: dict[Path, Any] = {}
 
     def part(self, name: str, starts: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
         """Read the region of the tensor ``name`` that begins at ``starts`` and has ``sizes``.
@@ -119,23 +119,23 @@ class _Files:
         Only this region is read from the file: starts (8, 0), sizes (4, 6) are ``[8:12, 0:6]``.
         """
         ranges = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
-        file = self._file(name)
+        file = self._open_file(name)
         return file.get_slice(name)[ranges] if ranges else file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor ``name`` in its file."""
-        return tuple(self._file(name).get_slice(name).get_shape())
+        return tuple(self._open_file(name).get_slice(name).get_shape())
 
-    def _file(self, name: str) -> Any:
+    def _open_file(self, name: str) -> Any:
         from safetensors import safe_open
 
         path = self.files[name]
-        if path not in self._open:
-            self._open[path] = self._opened.enter_context(safe_open(path, framework="pt"))
-        return self._open[path]
+        if path not in self._open_files:
+            self._open_files[path] = self._exit_stack.enter_context(safe_open(path, framework="pt"))
+        return self._open_files[path]
 
 
-def _built(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
+def _build_model(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
     """Return the model: of transformers by the configuration in ``folder``, or else ``cls()``."""
     if hasattr(cls, "config_class") and hasattr(cls, "_from_config"):
         config = cls.config_class.from_pretrained(folder)
@@ -144,7 +144,7 @@ def _built(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
     return model if dtype is None else model.to(dtype)
 
 
-def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
+def _fill_from_files(model: nn.Module, files: _SafetensorsReader) -> tuple[set[str], list[str]]:
     """Fill the tensors of the model's state from the files.
 
     Returns:
@@ -155,33 +155,35 @@ def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
     for name, x in state.items():
         if isinstance(x, torch.Tensor):
             places.setdefault(id(x), []).append(name)
-    read: set[str] = set()
+    read_names: set[str] = set()
     missing = []
     for names in places.values():
-        saved = [key for name in names if (key := _key(model, name, files.files)) is not None]
-        read.update(saved)
-        if saved:
-            _fill(state[names[0]], names[0], saved[0], files)
+        saved_names = [
+            key for name in names if (key := _saved_name(model, name, files.files)) is not None
+        ]
+        read_names.update(saved_names)
+        if saved_names:
+            _fill_shard(state[names[0]], names[0], saved_names[0], files)
         else:
             missing.append(names[0])
-    return read, missing
+    return read_names, missing
 
 
-def _key(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
+def _saved_name(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
     """Return the name that the files have for the model's tensor ``name``; None if there is none.
 
     A model may be saved with or without its head, so the prefix of the base model may differ:
     ``wte.weight`` and ``transformer.wte.weight`` are tried for each other.
     """
     prefix = getattr(model, "base_model_prefix", "")
-    names = [name]
+    candidates = [name]
     if prefix:
-        names += [f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
-    return next((each for each in names if each in files), None)
+        candidates += [f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
+    return next((candidate for candidate in candidates if candidate in files), None)
 
 
 @torch.no_grad()
-def _fill(x: Any, name: str, key: str, files: _Files) -> None:
+def _fill_shard(x: Any, name: str, key: str, files: _SafetensorsReader) -> None:
     """Read this rank's part of a saved tensor into the shard of ``x``.
 
     Args:
@@ -209,38 +211,42 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
         plain(x).detach().copy_(part)
 
 
-def _not_saved(model: nn.Module) -> list[str]:
+def _unsaved_buffers(model: nn.Module) -> list[str]:
     """Return the names of global buffers that the state_dict lacks, such as position tables."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 
 
-def _report(model: Any, missing: list[str], unexpected: set[str]) -> None:
+def _warn_of_differences(model: Any, missing: list[str], unexpected: set[str]) -> None:
     """Warn of tensors that the files lack, and of those in the files that the model has not.
 
     Raises:
         ValueError: there are both, and transformers would convert the one to the other.
     """
-    missing = _but(missing, getattr(model, "_keys_to_ignore_on_load_missing", None))
-    left = _but(sorted(unexpected), getattr(model, "_keys_to_ignore_on_load_unexpected", None))
-    if missing and left and _converts(model):
+    missing = _without_ignored(missing, getattr(model, "_keys_to_ignore_on_load_missing", None))
+    unused_names = _without_ignored(
+        sorted(unexpected), getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+    )
+    if missing and unused_names and _has_weight_conversion(model):
         raise ValueError(
             f"from_pretrained: {type(model).__name__} holds its weights in another layout than "
-            f"its files: they lack {_some(missing)}, and have {_some(left)}. Load it by "
-            f"{type(model).__name__}.from_pretrained(folder), save_pretrained with "
+            f"its files: they lack {_first_names(missing)}, and have {_first_names(unused_names)}. "
+            f"Load it by {type(model).__name__}.from_pretrained(folder), save_pretrained with "
             "save_original_format=False once, and load that folder."
         )
     if missing:
         warnings.warn(
-            f"from_pretrained: the files have no {_some(missing)}: newly initialised.", stacklevel=3
+            f"from_pretrained: the files have no {_first_names(missing)}: newly initialised.",
+            stacklevel=3,
         )
-    if left:
+    if unused_names:
         warnings.warn(
-            f"from_pretrained: the model has no place for {_some(left)}: not used.", stacklevel=3
+            f"from_pretrained: the model has no place for {_first_names(unused_names)}: not used.",
+            stacklevel=3,
         )
 
 
-def _converts(model: Any) -> bool:
+def _has_weight_conversion(model: Any) -> bool:
     """Return whether transformers converts the names or layouts of this model's saved weights."""
     if not hasattr(model, "config"):
         return False
@@ -249,17 +255,17 @@ def _converts(model: Any) -> bool:
     return bool(get_checkpoint_conversion_mapping(getattr(model.config, "model_type", "")))
 
 
-def _but(names: list[str], ignored: Iterable[str] | None) -> list[str]:
+def _without_ignored(names: list[str], ignored: Iterable[str] | None) -> list[str]:
     """Return ``names`` without those that a regular expression in ``ignored`` matches."""
-    return [n for n in names if not any(re.search(each, n) for each in ignored or ())]
+    return [n for n in names if not any(re.search(pattern, n) for pattern in ignored or ())]
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return ", ".join(map(repr, names[:6])) + more
 
 
-def _settle(model: Any, folder: Path) -> None:
+def _set_hf_configs(model: Any, folder: Path) -> None:
     """Set the name and the generation config of a transformers model, as its own loader does."""
     if hasattr(model, "config") and hasattr(model, "can_generate"):
         model.config._name_or_path = str(folder)

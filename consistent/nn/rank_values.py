@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ..movement.check_mode import digest
 from ..movement.settings import MAY_DIFFER, first_difference, settings
-from ..movement.sparse_parts import fill, is_sparse, parts_of
+from ..movement.sparse_parts import fill, is_sparse, tensors_of_sparse
 from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
-from .plan.layouts import CODED, codecs_text
+from .plan.layouts import CODEC_FIELDS, codecs_text
 from .plan.table import border_text
 from .slots import Slot
 
@@ -25,7 +25,7 @@ from .slots import Slot
 BUCKET = 64 << 20
 
 
-def check_alike(
+def check_equal_modules(
     module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Plan
 ) -> None:
     """Raise on every rank of the placement if the ranks' modules, plans or settings differ.
@@ -42,12 +42,12 @@ def check_alike(
     Raises:
         ValueError: the message names the first difference and the values of two ranks.
     """
-    told = [_told(places, plan) for places in tensors]
-    told += [border_text(name, border) for name, border in plan.modules.items()]
-    told += [f"a plan with keep_bytes={plan.keep_bytes}"]
-    constants = [_constants(name, part) for name, part in module.named_modules()]
+    lines = [_tensor_text(places, plan) for places in tensors]
+    lines += [border_text(name, border) for name, border in plan.modules.items()]
+    lines += [f"a plan with keep_bytes={plan.keep_bytes}"]
+    constants = [_module_text(name, part) for name, part in module.named_modules()]
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = gathered((told, constants, settings()), ranks)
+    notes = gather_from_ranks((lines, constants, settings()), ranks)
     _check_settings(ranks, [note[2] for note in notes])
     for kind in (0, 1):
         _check_notes(ranks, [note[kind] for note in notes])
@@ -61,11 +61,11 @@ def _check_notes(ranks: Sequence[int], notes: Sequence[list[str]]) -> None:
     """
     for rank, note in zip(ranks, notes):
         if note != notes[0]:
-            ours = next((n for n in notes[0] if n not in note), "fewer tensors")
-            theirs = next((n for n in note if n not in notes[0]), "fewer tensors")
+            first_line = next((n for n in notes[0] if n not in note), "fewer tensors")
+            other_line = next((n for n in note if n not in notes[0]), "fewer tensors")
             raise ValueError(
                 "parallelize: the ranks' modules, or their plans, differ.\n"
-                f"  rank {ranks[0]} has {ours}\n  rank {rank} has {theirs}\n"
+                f"  rank {ranks[0]} has {first_line}\n  rank {rank} has {other_line}\n"
                 "  Build the same module on every rank (class, configuration, dtype, mode), and "
                 "give the same plan."
             )
@@ -81,17 +81,17 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]]) -> No
     if name is None:
         return
     lines = "\n".join(f"  rank {rank}: {note.get(name)}" for rank, note in zip(ranks, notes))
-    said = (
+    message = (
         f"parallelize: the {name} differs between ranks.\n{lines}\n"
         "  Each rank computes by its own, so that what all have whole would differ. Set it alike "
         "on every rank."
     )
     if name != MAY_DIFFER:
-        raise ValueError(said)
-    warnings.warn(said, stacklevel=3)
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=3)
 
 
-def _constants(name: str, module: torch.nn.Module) -> str:
+def _module_text(name: str, module: torch.nn.Module) -> str:
     """Return a text about a module's class, constants and mode, for comparison between ranks.
 
     For example ``drop: Dropout(p=0.1, inplace=False), training``. Constants are those that torch's
@@ -103,7 +103,7 @@ def _constants(name: str, module: torch.nn.Module) -> str:
     return f"{name or 'the module'}: {kind.__name__}({constants}), {mode}"
 
 
-def laid_text(layouts: Layouts | None) -> str:
+def layouts_text(layouts: Layouts | None) -> str:
     """Return a tensor's layout and codecs as text, for errors: ``S(0)``, ``S(0)/B/S(0)/S(0)``.
 
     The second form has its layouts in storage, in use, of the gradient and in the step, which are
@@ -112,12 +112,14 @@ def laid_text(layouts: Layouts | None) -> str:
     if layouts is None:
         return "left plain"
     sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)
-    laid = nd_text(layouts.sbp) if layouts.is_one else "/".join(map(nd_text, sides))
-    coded = [f"{name} by {codecs_text(x)}" for name in CODED if (x := getattr(layouts, name))]
-    return ", ".join([laid, *coded])
+    sbp_text = nd_text(layouts.sbp) if layouts.is_one else "/".join(map(nd_text, sides))
+    codecs = [
+        f"{name} by {codecs_text(x)}" for name in CODEC_FIELDS if (x := getattr(layouts, name))
+    ]
+    return ", ".join([sbp_text, *codecs])
 
 
-def _told(places: Sequence[Slot], plan: Plan) -> str:
+def _tensor_text(places: Sequence[Slot], plan: Plan) -> str:
     """Return a text about a tensor's names, dtype, shape and layouts, for comparison between ranks.
 
     For example ``fc.weight: float32 [8, 4] S(0)``.
@@ -127,11 +129,11 @@ def _told(places: Sequence[Slot], plan: Plan) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     names = " = ".join(slot.name for slot in places)
     kind = f"{str(value.layout)[6:]}, " if value.layout is not torch.strided else ""
-    laid = laid_text(plan.layouts(places[0].name))
-    return f"{names}: {dtype} {list(value.shape)} {kind}{where}{laid}"
+    layouts = layouts_text(plan.layouts(places[0].name))
+    return f"{names}: {dtype} {list(value.shape)} {kind}{where}{layouts}"
 
 
-def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+def broadcast_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
     """Broadcast the values of the placement's first rank to all of its ranks.
 
     Takes one broadcast for each dtype, or for each 64 MB of it. Tensors on ``meta`` are skipped. Of
@@ -147,22 +149,22 @@ def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
         return
     values = [places[0].value for places in tensors if not places[0].value.is_meta]
     sparse = [value for value in values if is_sparse(value)]
-    arriving = _arriving(sparse, placement)
+    sparse_parts = _sparse_parts(sparse, placement)
     values = [value for value in values if not is_sparse(value)]
-    values += [part for parts, _ in arriving for part in parts]
+    values += [part for parts, _ in sparse_parts for part in parts]
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for value in values:
         if value.numel():
             by_dtype.setdefault(value.dtype, []).append(value)
-    for each in by_dtype.values():
-        for bucket in _buckets(each):
-            _send(bucket, placement)
+    for same_dtype in by_dtype.values():
+        for bucket in _buckets(same_dtype):
+            _broadcast_bucket(bucket, placement)
     if current().rank != placement.first_rank:
-        for value, (parts, is_coalesced) in zip(sparse, arriving, strict=True):
+        for value, (parts, is_coalesced) in zip(sparse, sparse_parts, strict=True):
             fill(value, parts, is_coalesced)
 
 
-def _arriving(
+def _sparse_parts(
     sparse: Sequence[torch.Tensor], placement: Placement
 ) -> list[tuple[Sequence[torch.Tensor], bool]]:
     """Return the dense parts (indices, values) of each sparse tensor, and whether it is coalesced.
@@ -172,15 +174,17 @@ def _arriving(
     """
     if not sparse:
         return []
-    mine = [parts_of(x) for x in sparse]
-    told = [
+    dense_parts = [tensors_of_sparse(x) for x in sparse]
+    metadata = [
         ([(tuple(part.shape), part.dtype) for part in parts], _is_coalesced(x))
-        for x, parts in zip(sparse, mine, strict=True)
+        for x, parts in zip(sparse, dense_parts, strict=True)
     ]
-    told = gathered(told, tuple(placement.ranks.ravel().tolist()))[0]
+    metadata = gather_from_ranks(metadata, tuple(placement.ranks.ravel().tolist()))[0]
     if current().rank != placement.first_rank:
-        mine = [tuple(torch.empty(size, dtype=dtype) for size, dtype in sizes) for sizes, _ in told]
-    return [(parts, flag) for parts, (_, flag) in zip(mine, told, strict=True)]
+        dense_parts = [
+            tuple(torch.empty(size, dtype=dtype) for size, dtype in sizes) for sizes, _ in metadata
+        ]
+    return [(parts, flag) for parts, (_, flag) in zip(dense_parts, metadata, strict=True)]
 
 
 def _is_coalesced(x: torch.Tensor) -> bool:
@@ -203,19 +207,19 @@ def _buckets(values: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
     yield bucket
 
 
-def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
+def _broadcast_bucket(values: Sequence[torch.Tensor], placement: Placement) -> None:
     """Broadcast ``values``, all of one dtype, from the first rank in one message, in place."""
     first, ranks = placement.first_rank, tuple(placement.ranks.ravel().tolist())
-    one = values[0]
+    sample = values[0]
     numel = sum(value.numel() for value in values)
-    sends = current().rank == first
+    is_sender = current().rank == first
     device = device_of(placement)
-    pieces = [value.detach().reshape(-1).to(device) for value in values] if sends else []
-    flat = torch.cat(pieces) if sends else None
-    got = current().broadcast(flat, (numel,), one.dtype, device, first, ranks)
-    if sends:
+    pieces = [value.detach().reshape(-1).to(device) for value in values] if is_sender else []
+    flat = torch.cat(pieces) if is_sender else None
+    received = current().broadcast(flat, (numel,), sample.dtype, device, first, ranks)
+    if is_sender:
         return
-    for value, piece in zip(values, got.split([value.numel() for value in values])):
+    for value, piece in zip(values, received.split([value.numel() for value in values])):
         if any(n > 1 and not step for n, step in zip(value.shape, value.stride())):
             # An expanded tensor has several elements in one place, so it cannot be written.
             value.data = piece.view(value.shape).clone()
@@ -235,14 +239,14 @@ def check_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placem
         ValueError: the message names the first tensor that differs.
     """
     ranks = tuple(placement.ranks.ravel().tolist())
-    mine = {places[0].name: digest(places[0].value) for places in tensors}
-    notes = gathered(mine, ranks)
+    digests = {places[0].name: digest(places[0].value) for places in tensors}
+    notes = gather_from_ranks(digests, ranks)
     for rank, note in zip(ranks, notes):
-        for name, found in note.items():
-            if found != notes[0].get(name):
+        for name, value in note.items():
+            if value != notes[0].get(name):
                 raise ValueError(
                     f"{what}: {name!r} differs between ranks.\n"
-                    f"  rank {ranks[0]} has {notes[0].get(name)}\n  rank {rank} has {found}\n"
+                    f"  rank {ranks[0]} has {notes[0].get(name)}\n  rank {rank} has {value}\n"
                     "  Make the values equal (same seed, same file), or leave out check=True, and "
                     f"every rank takes those of rank {ranks[0]}."
                 )

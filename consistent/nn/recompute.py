@@ -33,22 +33,22 @@ def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
     Modules are marked by ``recompute``; calls of unmarked modules are not changed.
     """
-    asked = [m for m in modules if is_recomputed(m)]
-    before = [m.__dict__.get("_compiled_call_impl") for m in asked]
+    marked_modules = [m for m in modules if is_recomputed(m)]
+    previous_calls = [m.__dict__.get("_compiled_call_impl") for m in marked_modules]
     # Torch calls ``_compiled_call_impl`` instead of ``_call_impl`` if a module has one.
-    for module in asked:
-        module.__dict__["_compiled_call_impl"] = functools.partial(_recomputed, module)
+    for module in marked_modules:
+        module.__dict__["_compiled_call_impl"] = functools.partial(_call_checkpointed, module)
     try:
         yield
     finally:
-        for module, call in zip(asked, before, strict=True):
+        for module, call in zip(marked_modules, previous_calls, strict=True):
             if call is None:
                 del module.__dict__["_compiled_call_impl"]
             else:
                 module.__dict__["_compiled_call_impl"] = call
 
 
-def _recomputed(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_checkpointed(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Call ``module`` under a checkpoint, or as it is if no gradients are recorded."""
     if not torch.is_grad_enabled():
         return module._call_impl(*args, **kwargs)

@@ -22,42 +22,43 @@ from ..movement.world import my_coordinate
 from ..spec import Placement
 from ..tensor.making.create import distribute
 from ..tensor.storage.step_layout import OwnedState
-from .rank_values import send_values
+from .rank_values import broadcast_values
 from .sharded.step import step_spec
 from .slots import Slot
 
 _REPLACED = "_replaced_in"  # name that an abandoned parameter had in its module
 
 
-def become(value: Any, made: Any, name: str) -> Any:
-    """Make the Python object ``value`` the global parameter ``made``, and return it.
+def become_global(value: Any, global_param: Any, name: str) -> Any:
+    """Make the Python object ``value`` the global parameter ``global_param``, and return it.
 
     Hooks of ``value`` stay. If torch refuses the swap, as it does while C++ code holds a weak
-    reference to ``value``, ``made`` itself is returned, and optimizers of ``value`` will raise.
+    reference to ``value``, ``global_param`` itself is returned, and optimizers of ``value`` will
+    raise.
 
     Args:
         value: the plain parameter.
-        made: the global parameter that it becomes.
+        global_param: the global parameter that it becomes.
         name: the name of the parameter in errors.
     """
-    _look_at_optimizers()
+    _check_optimizers_again()
     with HookOff():
         hooks, later_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
         value.grad = None  # it has the old layout
         try:
-            torch._C._swap_tensor_impl(value, made)  # type: ignore[attr-defined]
+            torch._C._swap_tensor_impl(value, global_param)  # type: ignore[attr-defined]
         except RuntimeError:
-            abandon(value, name)
-            return made
-        value.__class__, made.__class__ = made.__class__, value.__class__
-        value.__dict__.update(made.__dict__)
-        made.__dict__.clear()
-        if made.requires_grad:
-            made.register_hook(_refuse)
+            mark_replaced(value, name)
+            return global_param
+        value.__class__, global_param.__class__ = global_param.__class__, value.__class__
+        value.__dict__.update(global_param.__dict__)
+        global_param.__dict__.clear()
+        if global_param.requires_grad:
+            global_param.register_hook(_raise_stale_graph)
     # Torch stores hooks with the tensor that was swapped out. The handles that remove hooks refer
     # to this dict, so it has to stay the same object.
     for key, hook in list((hooks or {}).items()):
-        hooks[key] = value._on_shards(hook)
+        hooks[key] = value._hook_for_shards(hook)
     if hooks:
         value._backward_hooks = hooks
     if later_hooks:
@@ -65,7 +66,7 @@ def become(value: Any, made: Any, name: str) -> Any:
     return value
 
 
-def _refuse(_: Any) -> NoReturn:
+def _raise_stale_graph(_: Any) -> NoReturn:
     """Raise in backward if the graph was made before its parameters became global (tensor hook)."""
     raise RuntimeError(
         "backward: this graph was made before consistent.parallelize made its parameters global, "
@@ -77,10 +78,10 @@ def _refuse(_: Any) -> NoReturn:
 # -- optimizers that were made before --------------------------------------------------------------
 
 # Optimizers that were checked since the last parameter became global.
-_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+_checked_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def abandon(value: Any, name: str) -> None:
+def mark_replaced(value: Any, name: str) -> None:
     """Mark a parameter that its module no longer has, so that an optimizer that steps it raises.
 
     Args:
@@ -88,24 +89,24 @@ def abandon(value: Any, name: str) -> None:
         name: the name that it had in its module, for the error.
     """
     value.__dict__[_REPLACED] = name
-    _look_at_optimizers()
+    _check_optimizers_again()
 
 
-def _look_at_optimizers() -> None:
-    """Have every optimizer checked by ``_before_step`` once more, at its next step.
+def _check_optimizers_again() -> None:
+    """Have every optimizer checked by ``_check_before_step`` once more, at its next step.
 
     Called when a parameter becomes global.
     """
-    _seen.clear()
-    _install_hook()
+    _checked_optimizers.clear()
+    _install_step_hook()
 
 
 @cache
-def _install_hook() -> None:
-    register_optimizer_step_pre_hook(_before_step)
+def _install_step_hook() -> None:
+    register_optimizer_step_pre_hook(_check_before_step)
 
 
-def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+def _check_before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
     """Check an optimizer before its first step after parameters have become global (pre-hook).
 
     State from before, while the parameters were plain, becomes global, in the parameters' layouts.
@@ -114,7 +115,7 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         RuntimeError: it has a parameter that was replaced by another object in the module.
     """
     # Only steps without global tensors are compiled, and Dynamo would trace the code below.
-    if torch.compiler.is_compiling() or optimizer in _seen:
+    if torch.compiler.is_compiling() or optimizer in _checked_optimizers:
         return
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:
@@ -125,9 +126,9 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
                 "another object in its place, which this optimizer would not train. Make the "
                 "optimizer of model.parameters() after the module was made global."
             )
-    if laid := [param for param in params if is_global(param)]:
-        _lay_out_state(optimizer, laid)
-    _seen.add(optimizer)
+    if global_params := [param for param in params if is_global(param)]:
+        _lay_out_state(optimizer, global_params)
+    _checked_optimizers.add(optimizer)
 
 
 @torch.no_grad()
@@ -140,7 +141,7 @@ def _lay_out_state(optimizer: Any, params: Sequence[Any]) -> None:
     Raises:
         RuntimeError: the state is on ``meta``, so it has no values.
     """
-    found: dict[Placement, list[tuple[list[Slot], Any]]] = {}
+    slots_by_placement: dict[Placement, list[tuple[list[Slot], Any]]] = {}
     for i, param in enumerate(params):
         state = optimizer.state.get(param, {})
         if isinstance(state, OwnedState):  # one rank holds the whole state and steps with it
@@ -155,10 +156,10 @@ def _lay_out_state(optimizer: Any, params: Sequence[Any]) -> None:
                         "model.parameters() after consistent.parallelize."
                     )
                 slot = Slot(optimizer, key, f"state {i}.{key}", value)
-                found.setdefault(param.placement, []).append(([slot], param))
-    for placement, pairs in found.items():
+                slots_by_placement.setdefault(param.placement, []).append(([slot], param))
+    for placement, pairs in slots_by_placement.items():
         if my_coordinate(placement) is not None:
-            send_values("step", [slots for slots, _ in pairs], placement)
+            broadcast_values("step", [slots for slots, _ in pairs], placement)
         for (slot,), param in pairs:
-            laid = distribute(slot.value, placement, step_spec(param).sbp)
-            optimizer.state[param][slot.key] = laid
+            global_state = distribute(slot.value, placement, step_spec(param).sbp)
+            optimizer.state[param][slot.key] = global_state

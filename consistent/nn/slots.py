@@ -44,7 +44,7 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
         ValueError: a lazy module has not seen its first input.
         TypeError: a parameter is a DTensor, or a scripted module holds it.
     """
-    found: dict[int, list[Slot]] = {}
+    slots_by_id: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
             name = f"{prefix}.{key}" if prefix else key
@@ -73,8 +73,8 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
                     "sizes from its first input. Show it one first, on every rank with the same "
                     "seed: module(sample), and then call parallelize."
                 )
-            found.setdefault(id(value), []).append(Slot(owner, key, name, value))
-    return list(found.values())
+            slots_by_id.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(slots_by_id.values())
 
 
 def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
@@ -85,7 +85,7 @@ def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
     Raises:
         ValueError: a gradient is not strided.
     """
-    found = []
+    gradients = []
     for owner, key, name, value in (places[0] for places in tensors):
         if not isinstance(value, torch.nn.Parameter) or value.grad is None:
             continue
@@ -94,8 +94,8 @@ def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
                 f"parallelize: the gradient of {name!r} is {value.grad.layout}, and only strided "
                 "ones become global. Call module.zero_grad() before parallelize."
             )
-        found.append([Slot(owner, key, f"{name}.grad", value.grad)])
-    return found
+        gradients.append([Slot(owner, key, f"{name}.grad", value.grad)])
+    return gradients
 
 
 def _is_dtensor(value: torch.Tensor) -> bool:
@@ -109,13 +109,13 @@ def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
     A tied tensor has several places in its list.
     """
-    found: dict[int, list[Slot]] = {}
+    slots_by_id: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
             if isinstance(value, GlobalTensor):
                 name = f"{prefix}.{key}" if prefix else key
-                found.setdefault(id(value), []).append(Slot(owner, key, name, value))
-    return list(found.values())
+                slots_by_id.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(slots_by_id.values())
 
 
 def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
@@ -124,10 +124,10 @@ def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
     One list for each tensor. They stay plain, and count as B (replicated) in ops with a global
     tensor.
     """
-    found: dict[int, list[Slot]] = {}
+    slots_by_id: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules():
         for key, value in vars(owner).items():
             if isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor):
                 name = f"{prefix}.{key}" if prefix else key
-                found.setdefault(id(value), []).append(Slot(owner, key, name, value))
-    return list(found.values())
+                slots_by_id.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(slots_by_id.values())

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from mirrored.background import BackgroundCalls, has_spare_cores
 
-from ..boxing.chunks import Chunk, cut, worth
+from ..boxing.chunks import Chunk, affordable_chunks, cut_into_chunks
 from ..forms.native import load as native
 from ..forms.native.reduce_shards import Epilogue, EpilogueInputs, reduce_shards, through_activation
 from ..movement.boxed import box
-from ..movement.run import begin, run_within
+from ..movement.run import begin_boxing, run_within
 from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
-from .symmetric_matmul import fused_over, gather_multiply, multiply_scatter
+from .symmetric_matmul import fused_group_and_dim, gather_multiply, multiply_scatter
 
 MOST_CHUNKS = 4
 
@@ -50,27 +50,27 @@ class Boxing:
     activation: str = "none"
 
     @property
-    def back(self) -> Boxing:
+    def backward_boxing(self) -> Boxing:
         """The boxing of the gradient in backward, from the dual of ``dst`` to that of ``src``."""
         return Boxing(self.dst.dual, self.src.dual, self.chunks)
 
-    def cut(self) -> tuple[Chunk, ...]:
+    def row_chunks(self) -> tuple[Chunk, ...]:
         """Return the chunks of rows in which this rank sends.
 
         There is one chunk on a rank outside the placement, which sends nothing, and on CUDA, where
         a stream runs kernels in order, so that a thread that sends would overlap with nothing.
         """
-        at, placement = my_coordinate(self.src.placement), self.src.placement
-        if at is None or placement.type != "cpu":
-            return cut(self.src, self.dst, 1, at or (0,) * placement.ndim)
-        return cut(self.src, self.dst, self.chunks, at)
+        coordinate, placement = my_coordinate(self.src.placement), self.src.placement
+        if coordinate is None or placement.type != "cpu":
+            return cut_into_chunks(self.src, self.dst, 1, coordinate or (0,) * placement.ndim)
+        return cut_into_chunks(self.src, self.dst, self.chunks, coordinate)
 
     def overlaps(self) -> bool:
         """Return whether something is multiplied while something is sent, on this rank.
 
         If not, the product and the boxing are done one after the other.
         """
-        return len(self.cut()) > 1 or fused_over(self.src, self.dst) is not None
+        return len(self.row_chunks()) > 1 or fused_group_and_dim(self.src, self.dst) is not None
 
 
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
@@ -83,7 +83,7 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
     placement = src.placement
     if placement.type != "cpu" or my_coordinate(placement) is None:
         return 1
-    most = worth(src, dst, MOST_CHUNKS, start_bytes(src.placement.type))
+    most = affordable_chunks(src, dst, MOST_CHUNKS, start_bytes(src.placement.type))
     return most if most > 1 and has_spare_cores(tuple(placement.ranks.ravel().tolist())) else 1
 
 
@@ -103,7 +103,7 @@ def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
     """
     if boxing.overlaps():
         return _BoxMultiply.apply(boxing, x, w, bias)[0]
-    return _finished(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
+    return _add_bias_and_activate(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -122,10 +122,10 @@ def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
     """
     if boxing.overlaps():
         return _MultiplyBox.apply(boxing, x, w, bias)[0]
-    return _finished(box(x @ w, boxing.src, boxing.dst), boxing, bias)
+    return _add_bias_and_activate(box(x @ w, boxing.src, boxing.dst), boxing, bias)
 
 
-def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
+def _add_bias_and_activate(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
     """Return ``activation(z + bias)``."""
     if bias is None and boxing.activation == "none":
         return z
@@ -147,8 +147,8 @@ class _BoxMultiply(torch.autograd.Function):
     def forward(
         ctx: Any, boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        finish = _Finish(boxing, bias, any(ctx.needs_input_grad))
-        y, total, boxed = _box_multiply(boxing, x, w, finish)
+        bias_activation = _BiasActivation(boxing, bias, any(ctx.needs_input_grad))
+        y, total, boxed = _box_multiply(boxing, x, w, bias_activation)
         ctx.boxing = boxing
         ctx.save_for_backward(w, boxed, total)
         # Unused outputs then have the gradient None, and backward skips their work.
@@ -159,20 +159,25 @@ class _BoxMultiply(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, at_y: Tensor | None, at_total: Tensor | None, at_boxed: Tensor | None
+        ctx: Any, grad_y: Tensor | None, grad_total: Tensor | None, grad_boxed: Tensor | None
     ) -> tuple:
         boxing, (w, boxed, total), needs = ctx.boxing, ctx.saved_tensors, ctx.needs_input_grad
         # The gradient of y passes through the activation; that of ``total`` does not.
-        grad, at_x = _before(boxing, total, at_y, at_total), None
-        back = boxing.back
+        grad, grad_x = _grad_before_activation(boxing, total, grad_y, grad_total), None
+        back = boxing.backward_boxing
         # Only a double backward has a gradient of ``boxed``.
-        if needs[1] and at_boxed is not None:
-            at_x = box(at_boxed, back.src, back.dst)
+        if needs[1] and grad_boxed is not None:
+            grad_x = box(grad_boxed, back.src, back.dst)
         if grad is None:
-            return None, at_x, None, None
+            return None, grad_x, None, None
         if needs[1]:
-            at_x = _plus(at_x, multiply_box(back, grad, w.mT))
-        return None, at_x, _of_weight(boxed, grad) if needs[2] else None, _of_bias(needs, grad)
+            grad_x = _add_optional(grad_x, multiply_box(back, grad, w.mT))
+        return (
+            None,
+            grad_x,
+            _weight_grad(boxed, grad) if needs[2] else None,
+            _bias_grad(needs, grad),
+        )
 
 
 class _MultiplyBox(torch.autograd.Function):
@@ -188,26 +193,26 @@ class _MultiplyBox(torch.autograd.Function):
     def forward(
         ctx: Any, boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        finish = _Finish(boxing, bias, any(ctx.needs_input_grad))
-        y, total = _multiply_box(boxing, x, w, finish)
+        bias_activation = _BiasActivation(boxing, bias, any(ctx.needs_input_grad))
+        y, total = _multiply_box(boxing, x, w, bias_activation)
         ctx.boxing = boxing
         ctx.save_for_backward(x, w, total)
         ctx.set_materialize_grads(False)
         return y, total
 
     @staticmethod
-    def backward(ctx: Any, at_y: Tensor | None, at_total: Tensor | None) -> tuple:
+    def backward(ctx: Any, grad_y: Tensor | None, grad_total: Tensor | None) -> tuple:
         boxing, (x, w, total), needs = ctx.boxing, ctx.saved_tensors, ctx.needs_input_grad
-        grad = _before(boxing, total, at_y, at_total)
+        grad = _grad_before_activation(boxing, total, grad_y, grad_total)
         if grad is None:
             return None, None, None, None
-        at_x = at_w = None
+        grad_x = grad_w = None
         if needs[1] or needs[2]:
             # One boxing of the gradient serves x and w: the function also returns the boxed
             # gradient.
-            at_x, _, grad_boxed = _BoxMultiply.apply(boxing.back, grad, w.mT, None)
-            at_w = _of_weight(x, grad_boxed) if needs[2] else None
-        return None, at_x, at_w, _of_bias(needs, grad)
+            grad_x, _, grad_boxed = _BoxMultiply.apply(boxing.backward_boxing, grad, w.mT, None)
+            grad_w = _weight_grad(x, grad_boxed) if needs[2] else None
+        return None, grad_x, grad_w, _bias_grad(needs, grad)
 
 
 # ---- the two ways, without autograd --------------------------------------------------------------
@@ -221,7 +226,7 @@ def box_multiply_once(
     Compiled steps call it, which have recorded forward and backward already. Tracers, the observers
     of a program, are not notified.
     """
-    y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
+    y, _, boxed = _box_multiply_shards(boxing, x, w, _BiasActivation(boxing, bias, False))
     return y, boxed
 
 
@@ -231,75 +236,83 @@ def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | Non
     Compiled steps call it. ``addend`` has one number for each column. It is added on each rank,
     before the boxing. Tracers, the observers of a program, are not notified.
     """
-    return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
+    return _multiply_box_shards(boxing, x, w, _BiasActivation(boxing, None, False), addend)[0]
 
 
 def _box_multiply(
-    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
+    boxing: Boxing, x: Tensor, w: Tensor, bias_activation: _BiasActivation
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Notify tracers; return (activation(t), t, boxed x) for t = ``boxed x @ w + bias``."""
-    x, _ = begin(x, boxing.src, boxing.dst)
-    return _box_multiply_shards(boxing, x, w, finish)
+    x, _ = begin_boxing(x, boxing.src, boxing.dst)
+    return _box_multiply_shards(boxing, x, w, bias_activation)
 
 
 def _box_multiply_shards(
-    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
+    boxing: Boxing, x: Tensor, w: Tensor, bias_activation: _BiasActivation
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do ``_box_multiply`` without tracers: multiply each chunk of rows when it has arrived."""
-    if over := fused_over(boxing.src, boxing.dst):
-        boxed, product = gather_multiply(x, w, over)
-        return *finish.made(product), boxed
-    chunks = boxing.cut()
+    if group_and_dim := fused_group_and_dim(boxing.src, boxing.dst):
+        boxed, product = gather_multiply(x, w, group_and_dim)
+        return *bias_activation.apply_to(product), boxed
+    chunks = boxing.row_chunks()
     boxed = x.new_empty(boxing.dst.local_shape(my_coordinate(boxing.dst.placement)))
-    out = finish.room(boxed, w.shape[1])
+    out = bias_activation.empty_results(boxed, w.shape[1])
     with BackgroundCalls() as background:
         # One background thread sends all chunks in this order, which is the same on every rank.
-        arriving = [background.submit(_box_chunk, x, chunk, boxed) for chunk in chunks]
-        for chunk, arrival in zip(chunks, arriving, strict=True):
-            arrival.result()
+        futures = [background.submit(_box_chunk, x, chunk, boxed) for chunk in chunks]
+        for chunk, future in zip(chunks, futures, strict=True):
+            future.result()
             for rows in chunk.dst_rows:
-                finish.chunk(_product(boxed[rows], w), out, (rows,))
+                bias_activation.write_chunk(_product(boxed[rows], w), out, (rows,))
     return *out, boxed
 
 
-def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
+def _multiply_box(
+    boxing: Boxing, x: Tensor, w: Tensor, bias_activation: _BiasActivation
+) -> tuple[Tensor, Tensor]:
     """Notify tracers; return (activation(t), t) for t = ``boxed(x @ w) + bias``."""
     x = x.detach()
     # ``begin`` needs the shape and dtype of a product that does not exist yet: one expanded element
     # has them without the memory.
-    begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
-    return _multiply_box_shards(boxing, x, w, finish)
+    begin_boxing(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
+    return _multiply_box_shards(boxing, x, w, bias_activation)
 
 
 def _multiply_box_shards(
-    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish, addend: Tensor | None = None
+    boxing: Boxing,
+    x: Tensor,
+    w: Tensor,
+    bias_activation: _BiasActivation,
+    addend: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Do ``_multiply_box`` without tracers: send each chunk of the product when it is made."""
-    chunks = boxing.cut()
-    if addend is None and (over := fused_over(boxing.src, boxing.dst)):
-        return finish.made(multiply_scatter(x, w, over))
-    dst = boxing.dst.local_shape(my_coordinate(boxing.dst.placement))
-    out = finish.room(x.new_empty((*dst[:-1], 0)), dst[-1])
+    chunks = boxing.row_chunks()
+    if addend is None and (group_and_dim := fused_group_and_dim(boxing.src, boxing.dst)):
+        return bias_activation.apply_to(multiply_scatter(x, w, group_and_dim))
+    shape = boxing.dst.local_shape(my_coordinate(boxing.dst.placement))
+    out = bias_activation.empty_results(x.new_empty((*shape[:-1], 0)), shape[-1])
     with BackgroundCalls() as background:
-        leaving = []
+        futures = []
         for chunk in chunks:
-            product = _product(_taken(x, chunk.src_rows), w, addend)
-            leaving.append(background.submit(_finish_chunk, product, chunk, finish, out))
-        for each in leaving:
-            each.result()
+            product = _product(_select_rows(x, chunk.src_rows), w, addend)
+            futures.append(background.submit(_finish_chunk, product, chunk, bias_activation, out))
+        for future in futures:
+            future.result()
     return out
 
 
 def _box_chunk(x: Tensor, chunk: Chunk, boxed: Tensor) -> None:
     """Box one chunk of rows of ``x``, and write the result to its rows of ``boxed``."""
-    _put(run_within(_taken(x, chunk.src_rows), chunk.src, chunk.dst), boxed, chunk.dst_rows)
+    _write_rows(
+        run_within(_select_rows(x, chunk.src_rows), chunk.src, chunk.dst), boxed, chunk.dst_rows
+    )
 
 
 def _finish_chunk(
-    product: Tensor, chunk: Chunk, finish: _Finish, out: tuple[Tensor, Tensor]
+    product: Tensor, chunk: Chunk, bias_activation: _BiasActivation, out: tuple[Tensor, Tensor]
 ) -> None:
     """Box one chunk of the product, apply bias and activation, and write its rows of ``out``."""
-    finish.chunk(run_within(product, chunk.src, chunk.dst), out, chunk.dst_rows)
+    bias_activation.write_chunk(run_within(product, chunk.src, chunk.dst), out, chunk.dst_rows)
 
 
 def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
@@ -312,18 +325,18 @@ def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
     return out
 
 
-def _taken(x: Tensor, places: Sequence[slice]) -> Tensor:
-    """Return the rows ``places`` of ``x``, one slice after the other."""
-    return x[places[0]] if len(places) == 1 else torch.cat([x[rows] for rows in places])
+def _select_rows(x: Tensor, row_slices: Sequence[slice]) -> Tensor:
+    """Return the rows ``row_slices`` of ``x``, one slice after the other."""
+    return x[row_slices[0]] if len(row_slices) == 1 else torch.cat([x[rows] for rows in row_slices])
 
 
-def _put(x: Tensor, out: Tensor, places: Sequence[slice]) -> None:
-    """Write the rows of ``x``, in order, to the rows ``places`` of ``out``."""
-    for part, rows in zip(x.split([r.stop - r.start for r in places]), places, strict=True):
+def _write_rows(x: Tensor, out: Tensor, row_slices: Sequence[slice]) -> None:
+    """Write the rows of ``x``, in order, to the rows ``row_slices`` of ``out``."""
+    for part, rows in zip(x.split([r.stop - r.start for r in row_slices]), row_slices, strict=True):
         out[rows].copy_(part)
 
 
-class _Finish:
+class _BiasActivation:
     """Bias and activation after a product ``z``, for all rows at once or chunk by chunk.
 
     The results are ``(activation(z + bias), z + bias)``. The second is empty unless the gradient of
@@ -334,12 +347,12 @@ class _Finish:
         self.activation, self.bias = boxing.activation, bias
         self.keeps = tracked and boxing.activation != "none"
 
-    def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Return two uninitialized results with the rows of ``like``, for ``chunk`` to fill."""
+    def empty_results(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Return two uninitialized results with the rows of ``like``, for ``write_chunk``."""
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 
-    def made(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_to(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(activation(z + bias), z + bias)`` for all rows of ``z``."""
         if self.bias is None and self.activation == "none":
             return z, z.new_empty(0)
@@ -348,41 +361,43 @@ class _Finish:
             bias=self.bias, activation=self.activation, keep_total=self.keeps,
         )  # fmt: skip
 
-    def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
+    def write_chunk(
+        self, z: Tensor, out: tuple[Tensor, Tensor], row_slices: Sequence[slice]
+    ) -> None:
         """Compute both results for the chunk ``z``, and write them to its rows of ``out``."""
-        y, total = self.made(z)
-        _put(y, out[0], places)
+        y, total = self.apply_to(z)
+        _write_rows(y, out[0], row_slices)
         if self.keeps:
-            _put(total, out[1], places)
+            _write_rows(total, out[1], row_slices)
 
 
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def _before(
-    boxing: Boxing, total: Tensor, at_y: Tensor | None, at_total: Tensor | None
+def _grad_before_activation(
+    boxing: Boxing, total: Tensor, grad_y: Tensor | None, grad_total: Tensor | None
 ) -> Tensor | None:
     """Return the gradient of ``total``, the value before the activation; None if there is none.
 
     Args:
         boxing: the boxing whose ``activation`` was applied.
         total: the value before the activation.
-        at_y: gradient of the activation's result, or None.
-        at_total: gradient that ``total`` itself got in a double backward, or None.
+        grad_y: gradient of the activation's result, or None.
+        grad_total: gradient that ``total`` itself got in a double backward, or None.
     """
-    if at_y is not None and boxing.activation != "none":
-        at_y = through_activation(boxing.activation, total, at_y)
-    return _plus(at_total, at_y)
+    if grad_y is not None and boxing.activation != "none":
+        grad_y = through_activation(boxing.activation, total, grad_y)
+    return _add_optional(grad_total, grad_y)
 
 
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Return ``a + b``, where None counts as zero."""
     return b if a is None else a if b is None else a + b
 
 
-def _of_weight(x: Tensor, grad: Tensor) -> Tensor:
+def _weight_grad(x: Tensor, grad: Tensor) -> Tensor:
     return x.flatten(0, -2).mT @ grad.flatten(0, -2)
 
 
-def _of_bias(needs: Sequence[bool], grad: Tensor) -> Tensor | None:
+def _bias_grad(needs: Sequence[bool], grad: Tensor) -> Tensor | None:
     return grad.flatten(0, -2).sum(0) if needs[3] else None

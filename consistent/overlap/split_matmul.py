@@ -62,7 +62,7 @@ def all_gather_matmul(
         ValueError: shapes or layouts do not fit, or there is no axis on which ``w`` is S(1) and
             ``x`` is split.
     """
-    return _gathered("all_gather_matmul", (x, w, bias), activation, chunks)
+    return _gather_and_multiply("all_gather_matmul", (x, w, bias), activation, chunks)
 
 
 def matmul_reduce_scatter(
@@ -92,7 +92,7 @@ def matmul_reduce_scatter(
     Raises:
         ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
     """
-    return _summed("matmul_reduce_scatter", (x, w, bias), dim, activation, chunks)
+    return _multiply_and_sum("matmul_reduce_scatter", (x, w, bias), dim, activation, chunks)
 
 
 def matmul_all_reduce(
@@ -117,43 +117,47 @@ def matmul_all_reduce(
     Raises:
         ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
     """
-    return _summed("matmul_all_reduce", (x, w, bias), None, activation, chunks)
+    return _multiply_and_sum("matmul_all_reduce", (x, w, bias), None, activation, chunks)
 
 
-def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) -> Any:
+def _gather_and_multiply(name: str, tensors: tuple, activation: str, chunks: int | None) -> Any:
     """Check the operands of ``all_gather_matmul``, and compute it."""
     x, w, bias = _operands(name, tensors, activation, chunks)
-    moved = tuple(
-        B if isinstance(have, Split) and by == S(1) else have
-        for have, by in zip(x._spec.sbp, w._spec.sbp, strict=True)
+    gathered_sbp = tuple(
+        B if isinstance(x_entry, Split) and w_entry == S(1) else x_entry
+        for x_entry, w_entry in zip(x._spec.sbp, w._spec.sbp, strict=True)
     )
-    if moved == x._spec.sbp:
-        raise _misfit(name, x, w, "no axis has w S(1) and x split, so nothing is gathered")
-    ends = x._spec, x._spec.with_sbp(moved)
-    out = _product(name, x, w, moved)
-    return _made(name, box_multiply, ends, out, (x, w, bias), activation, chunks)
+    if gathered_sbp == x._spec.sbp:
+        raise _misfit_error(name, x, w, "no axis has w S(1) and x split, so nothing is gathered")
+    specs = x._spec, x._spec.with_sbp(gathered_sbp)
+    out = _product_spec(name, x, w, gathered_sbp)
+    return _run_product(name, box_multiply, specs, out, (x, w, bias), activation, chunks)
 
 
-def _summed(name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None) -> Any:
+def _multiply_and_sum(
+    name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None
+) -> Any:
     """Check the operands of a product whose partial results are summed, and compute it.
 
     The result is split along ``dim``, or replicated if that is None.
     """
     x, w, bias = _operands(name, tensors, activation, chunks)
     if dim is not None and not -x.ndim <= dim < x.ndim:
-        raise _misfit(name, x, w, f"dim={dim} is not one of the {x.ndim} dims of the result")
-    to = B if dim is None else S(dim % x.ndim)
-    src = _product(name, x, w, x._spec.sbp)
-    dst = src.with_sbp(tuple(to if entry is P else entry for entry in src.sbp))
+        raise _misfit_error(name, x, w, f"dim={dim} is not one of the {x.ndim} dims of the result")
+    result_entry = B if dim is None else S(dim % x.ndim)
+    src = _product_spec(name, x, w, x._spec.sbp)
+    dst = src.with_sbp(tuple(result_entry if entry is P else entry for entry in src.sbp))
     if dst is src:
-        raise _misfit(name, x, w, "no axis has x S(-1) and w S(0), so there is nothing to sum")
-    return _made(name, multiply_box, (src, dst), dst, (x, w, bias), activation, chunks)
+        raise _misfit_error(
+            name, x, w, "no axis has x S(-1) and w S(0), so there is nothing to sum"
+        )
+    return _run_product(name, multiply_box, (src, dst), dst, (x, w, bias), activation, chunks)
 
 
-def _made(
+def _run_product(
     name: str,
     run: Any,
-    ends: tuple[TensorSpec, TensorSpec],
+    specs: tuple[TensorSpec, TensorSpec],
     out: TensorSpec,
     tensors: tuple,
     activation: str,
@@ -164,7 +168,7 @@ def _made(
     Args:
         name: name of the function that the user called.
         run: ``box_multiply`` or ``multiply_box``.
-        ends: specs before and after the boxing.
+        specs: specs before and after the boxing.
         out: spec of the result.
         tensors: (x, w, bias).
         activation: name of the activation.
@@ -172,21 +176,21 @@ def _made(
     """
     x, w, bias = tensors
     if bias is not None:
-        bias = bias.to_global(sbp=tuple(S(0) if _is_last(e, out) else B for e in out.sbp))
+        bias = bias.to_global(sbp=tuple(S(0) if _splits_last_dim(e, out) else B for e in out.sbp))
         bias = plain(bias)
-    check_mode.calling(name)
-    boxing = Boxing(*ends, chunk_count(*ends) if chunks is None else chunks, activation)
+    check_mode.set_current_op(name)
+    boxing = Boxing(*specs, chunk_count(*specs) if chunks is None else chunks, activation)
     # The shards below are plain tensors, whose ops must not be dispatched as ops on global tensors.
     with HookOff():
         return attach(run(boxing, plain(x), plain(w), bias), out)
 
 
-def _is_last(entry: Sbp, spec: TensorSpec) -> bool:
+def _splits_last_dim(entry: Sbp, spec: TensorSpec) -> bool:
     """Return whether ``entry`` splits the last dim of a tensor with ``spec``."""
     return isinstance(entry, Split) and entry.dim == spec.ndim - 1
 
 
-def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
+def _product_spec(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
     """Return the spec of ``x @ w`` if ``x`` has the SBPs ``x_sbp``, each axis by itself.
 
     x S(-1) with w S(0) gives P, x S(d) with w B gives S(d), and x B with w S(1) gives S(-1).
@@ -195,17 +199,19 @@ def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
         ValueError: the SBPs of x and w on some axis do not fit each other.
     """
     last, entries = x.ndim - 1, []
-    for have, by in zip(x_sbp, w._spec.sbp, strict=True):
-        if isinstance(have, Split) and have.dim == last and by == S(0):
+    for x_entry, w_entry in zip(x_sbp, w._spec.sbp, strict=True):
+        if isinstance(x_entry, Split) and x_entry.dim == last and w_entry == S(0):
             entries.append(P)
-        elif isinstance(have, Split) and have.dim < last and by is B:
-            entries.append(have)
-        elif have is B and by == S(1):
+        elif isinstance(x_entry, Split) and x_entry.dim < last and w_entry is B:
+            entries.append(x_entry)
+        elif x_entry is B and w_entry == S(1):
             entries.append(S(last))
-        elif B in (have, by) and (have is P or by is P or have is by):
-            entries.append(P if P in (have, by) else B)
+        elif B in (x_entry, w_entry) and (x_entry is P or w_entry is P or x_entry is w_entry):
+            entries.append(P if P in (x_entry, w_entry) else B)
         else:
-            raise _misfit(name, x, w, f"x {have} and w {by} on one axis have no product there")
+            raise _misfit_error(
+                name, x, w, f"x {x_entry} and w {w_entry} on one axis have no product there"
+            )
     shape = (*x.shape[:-1], w.shape[1])
     return TensorSpec.of(x.placement, tuple(entries), shape, x.dtype)
 
@@ -214,22 +220,23 @@ def _operands(
     name: str, tensors: tuple, activation: str, chunks: int | None
 ) -> tuple[Any, Any, Any]:
     """Return (x, w, bias) as checked global tensors on one placement, in autocast's dtype."""
-    given = [t for t in tensors if is_global(t)]
-    if not given:
+    global_tensors = [t for t in tensors if is_global(t)]
+    if not global_tensors:
         raise TypeError(
             f"{name}: x, w and bias are plain tensors.\n  Nothing says how ranks hold them.\n"
             "  Give global tensors (consistent.distribute), or call x @ w."
         )
-    placement: Placement = given[0].placement
-    for t in given:
+    placement: Placement = global_tensors[0].placement
+    for t in global_tensors:
         if t.placement != placement:
             raise ValueError(
                 f"{name}: the operands are on different placements.\n"
-                f"  One is {given[0]._spec}, another is {t._spec}.\n"
+                f"  One is {global_tensors[0]._spec}, another is {t._spec}.\n"
                 "  Move one of them first: t.to_global(placement=...)."
             )
     x, w, bias = (
-        None if t is None else _as_autocast(adopt(t, placement, name), placement) for t in tensors
+        None if t is None else _cast_for_autocast(adopt(t, placement, name), placement)
+        for t in tensors
     )
     for t in (x, w, bias):
         if t is not None and t._spec.layout.is_cut:
@@ -237,14 +244,14 @@ def _operands(
                 f"{name}: an operand is {t._spec}, and what is multiplied in chunks lies in "
                 "balanced pieces. Box it first: t.to_global(sbp=S(dim)), or call x @ w."
             )
-    _check(name, x, w, bias, activation, chunks)
+    _check_operands(name, x, w, bias, activation, chunks)
     for t in tensors:  # after all checks, so that a refused call sends nothing
         if t is not None:
             compare(t, placement, name)
     return x, w, bias
 
 
-def _as_autocast(x: Any, placement: Placement) -> Any:
+def _cast_for_autocast(x: Any, placement: Placement) -> Any:
     """Return ``x`` in the dtype in which autocast multiplies; unchanged if autocast is off."""
     kind = placement.type
     if autocast.is_on(kind) and autocast.is_cast(x.dtype):
@@ -252,23 +259,29 @@ def _as_autocast(x: Any, placement: Placement) -> Any:
     return x
 
 
-def _check(name: str, x: Any, w: Any, bias: Any, activation: str, chunks: int | None) -> None:
+def _check_operands(
+    name: str, x: Any, w: Any, bias: Any, activation: str, chunks: int | None
+) -> None:
     if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
-        raise _misfit(name, x, w, "shapes must be [..., k] and [k, n]", "x @ w takes others")
+        raise _misfit_error(name, x, w, "shapes must be [..., k] and [k, n]", "x @ w takes others")
     if bias is not None and tuple(bias.shape) != (w.shape[1],):
         why = f"bias has shape {tuple(bias.shape)}, and y has {w.shape[1]} columns"
-        raise _misfit(name, x, w, why, "Give one number per column")
+        raise _misfit_error(name, x, w, why, "Give one number per column")
     if any(t is not None and t.dtype != x.dtype for t in (w, bias)):
         why = f"dtypes differ: {[str(t.dtype) for t in (x, w, bias) if t is not None]}"
-        raise _misfit(name, x, w, why, "Convert one of them first")
+        raise _misfit_error(name, x, w, why, "Convert one of them first")
     if activation not in ACTIVATIONS:
-        known = ", ".join(f'"{each}"' for each in ACTIVATIONS)
-        raise _misfit(name, x, w, f'activation="{activation}" is not known', f"Use one of {known}")
+        names = ", ".join(f'"{each}"' for each in ACTIVATIONS)
+        raise _misfit_error(
+            name, x, w, f'activation="{activation}" is not known', f"Use one of {names}"
+        )
     if chunks is not None and chunks < 1:
-        raise _misfit(name, x, w, f"chunks={chunks} is less than 1", "Leave it out, or give 1")
+        raise _misfit_error(
+            name, x, w, f"chunks={chunks} is less than 1", "Leave it out, or give 1"
+        )
 
 
-def _misfit(
+def _misfit_error(
     name: str, x: Any, w: Any, why: str, instead: str = "Box them first (to_global), or call x @ w"
 ) -> ValueError:
     return ValueError(f"{name}: {why}.\n  x is {x._spec}, w is {w._spec}.\n  {instead}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mirrored.transports.symmetric_memory.torch_group import group_name
 
-from ..boxing.chunks import worth
+from ..boxing.chunks import affordable_chunks
 from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import B, P, Split, TensorSpec
@@ -18,7 +18,7 @@ from ..spec import B, P, Split, TensorSpec
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
+def fused_group_and_dim(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
     """Return (process group name, split dim) for torch to fuse this boxing with a product.
 
     None if there is no such op. There is one for S(dim) -> B and P -> S(dim) with equal shards of a
@@ -31,36 +31,36 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
     placement = src.placement
     if placement.type != "cuda" or placement.size < 2 or src.dtype not in _DTYPES:
         return None
-    moved = [a for a, n in enumerate(placement.shape) if n > 1]
-    if len(moved) != 1 or my_coordinate(placement) is None:
+    axes = [a for a, n in enumerate(placement.shape) if n > 1]
+    if len(axes) != 1 or my_coordinate(placement) is None:
         return None
-    before, after = src.sbp[moved[0]], dst.sbp[moved[0]]
+    before, after = src.sbp[axes[0]], dst.sbp[axes[0]]
     split = before if after is B else after if before is P else None
     if not isinstance(split, Split) or split.dim == src.ndim - 1:
         return None
     if src.numel == 0 or src.shape[split.dim] % placement.size:
         return None
-    if worth(src, dst, 2, start_bytes(placement.type)) < 2:
+    if affordable_chunks(src, dst, 2, start_bytes(placement.type)) < 2:
         return None
     name = group_name(tuple(placement.ranks.ravel().tolist()), "cuda")
     return None if name is None else (name, split.dim)
 
 
-def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
+def gather_multiply(x: Tensor, w: Tensor, group_and_dim: tuple[str, int]) -> tuple[Tensor, Tensor]:
     """Return ``(gathered x, gathered x @ w)`` by one fused op of torch, for CUDA shards.
 
-    ``over`` is the result of ``fused_over``.
+    ``group_and_dim`` is the result of ``fused_group_and_dim``.
     """
-    name, dim = over
+    name, dim = group_and_dim
     boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
     return boxed.contiguous(), y.contiguous()
 
 
-def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
+def multiply_scatter(x: Tensor, w: Tensor, group_and_dim: tuple[str, int]) -> Tensor:
     """Return this rank's shard of the sum of ``x @ w`` over ranks, by one fused op of torch.
 
-    ``over`` is the result of ``fused_over``.
+    ``group_and_dim`` is the result of ``fused_group_and_dim``.
     """
-    name, dim = over
+    name, dim = group_and_dim
     y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x.contiguous(), w, "sum", dim, name)
     return y.contiguous()

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-_NEAR = 1e-9  # limits closer than this fraction of the total time count as equal
+_TOLERANCE = 1e-9  # limits closer than this fraction of the total time count as equal
 
 
 def best_ends(
@@ -35,40 +35,40 @@ def best_ends(
     sums = [0.0, *accumulate(seconds)]
     furthest: dict[tuple[int, int], int] = {}  # (stage, begin) -> furthest end that memory allows
 
-    def room(stage: int, begin: int, most: int) -> int:
+    def furthest_end(stage: int, begin: int, max_end: int) -> int:
         key = stage, begin
         if key not in furthest:
-            furthest[key] = _last_that_fits(begin, most, lambda end: fits(stage, begin, end))
+            furthest[key] = _last_that_fits(begin, max_end, lambda end: fits(stage, begin, end))
         return furthest[key]
 
-    return _fastest(sums, stages, room, max([*seconds, sums[-1] / stages]))
+    return _ends_of_least_limit(sums, stages, furthest_end, max([*seconds, sums[-1] / stages]))
 
 
-def _fastest(
-    sums: Sequence[float], stages: int, room: Callable[[int, int, int], int], low: float
+def _ends_of_least_limit(
+    sums: Sequence[float], stages: int, furthest_end: Callable[[int, int, int], int], low: float
 ) -> list[int] | None:
     """Return the ends under the least time limit that can be kept, found by bisection.
 
     Args:
         sums: the prefix sums of the units' seconds, beginning with 0.
         stages: the number of stages.
-        room: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
+        furthest_end: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
         low: a limit below which no stages can stay.
     """
-    high, near = sums[-1], _NEAR * sums[-1]
-    best = _ends(sums, stages, room, high)
+    high, tolerance = sums[-1], _TOLERANCE * sums[-1]
+    best = _ends_within_limit(sums, stages, furthest_end, high)
     if best is None:
         return None
-    first = _ends(sums, stages, room, low + near)
+    first = _ends_within_limit(sums, stages, furthest_end, low + tolerance)
     if first is not None:
         return first
-    while high - low > near:
+    while high - low > tolerance:
         middle = (low + high) / 2
-        found = _ends(sums, stages, room, middle)
-        if found is None:
+        ends = _ends_within_limit(sums, stages, furthest_end, middle)
+        if ends is None:
             low = middle
         else:
-            best, high = found, min(middle, _slowest(sums, found))
+            best, high = ends, min(middle, _slowest_seconds(sums, ends))
     return best
 
 
@@ -97,20 +97,20 @@ def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
     """
     sums, ends = [0.0, *accumulate(seconds)], [len(seconds)]
     for count in range(stages, 1, -1):
-        found = best_ends(seconds[: ends[-1]], count, lambda *_: True)
-        assert found is not None, "there are as many units as stages"
-        least = sums[ends[-1]] - _slowest(sums, found) - _NEAR * sums[-1]
+        fastest = best_ends(seconds[: ends[-1]], count, lambda *_: True)
+        assert fastest is not None, "there are as many units as stages"
+        least = sums[ends[-1]] - _slowest_seconds(sums, fastest) - _TOLERANCE * sums[-1]
         ends.append(max(bisect_left(sums, least), count - 1))
     return ends[::-1]
 
 
-def _slowest(sums: Sequence[float], ends: Sequence[int]) -> float:
+def _slowest_seconds(sums: Sequence[float], ends: Sequence[int]) -> float:
     """Return the seconds of the slowest stage."""
     return max(sums[b] - sums[a] for a, b in zip([0, *ends], ends, strict=False))
 
 
-def _ends(
-    sums: Sequence[float], stages: int, room: Callable[[int, int, int], int], limit: float
+def _ends_within_limit(
+    sums: Sequence[float], stages: int, furthest_end: Callable[[int, int, int], int], limit: float
 ) -> list[int] | None:
     """Return the furthest end of each stage within ``limit`` seconds, or None if there is none.
 
@@ -121,18 +121,19 @@ def _ends(
     Args:
         sums: the prefix sums of the units' seconds, beginning with 0.
         stages: the number of stages.
-        room: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
+        furthest_end: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
         limit: the most seconds of a stage.
     """
     count = len(sums) - 1
-    allowed = [count - (stages - stage - 1) for stage in range(stages)]  # one unit for each later
-    bounds = list(allowed)
+    # One unit for each later stage.
+    latest_ends = [count - (stages - stage - 1) for stage in range(stages)]
+    bounds = list(latest_ends)
     while True:
         ends, begin = [], 0
         for stage in range(stages):
             # One unit never exceeds the limit, except by rounding.
-            quick = max(bisect_right(sums, sums[begin] + limit) - 1, begin + 1)
-            end = min(quick, room(stage, begin, allowed[stage]), bounds[stage])
+            timely_end = max(bisect_right(sums, sums[begin] + limit) - 1, begin + 1)
+            end = min(timely_end, furthest_end(stage, begin, latest_ends[stage]), bounds[stage])
             if end == begin:
                 break
             ends.append(end)
@@ -141,5 +142,5 @@ def _ends(
             return ends if begin == count else None
         if begin <= stage:  # fewer units before ``begin`` than stages that must share them
             return None
-        for before in range(stage + 1):
-            bounds[before] = min(bounds[before], begin - (stage - before))
+        for earlier in range(stage + 1):
+            bounds[earlier] = min(bounds[earlier], begin - (stage - earlier))

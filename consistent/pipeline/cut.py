@@ -50,7 +50,7 @@ class Cut:
     owners: dict[str, tuple[nn.Module, int]]
 
 
-def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
+def cut_at_names(model: nn.Module, names: Sequence[str]) -> Cut:
     """Cut a model so that a new stage begins at each named module.
 
     ["blocks.2", "norm"] gives three stages. The names must be in the order in which the modules are
@@ -63,8 +63,8 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
     known = dict(model.named_modules())
     for name in names:
         if name not in known or not name:
-            near = [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2] and n]
-            hint = near or [n for n, _ in model.named_children()]
+            similar = [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2] and n]
+            hint = similar or [n for n, _ in model.named_children()]
             raise ValueError(
                 f"pipeline: split names {name!r}, which is not a module of "
                 f"{type(model).__name__}.\n"
@@ -89,7 +89,7 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
     return Cut(stages, _owners(model, stages))
 
 
-def balanced(
+def cut_balanced(
     model: nn.Module, units: Sequence[Unit], count: int, cost: Callable[[Unit], float]
 ) -> Cut:
     """Cut ``units`` into ``count`` stages so that the most expensive stage is as cheap as possible.
@@ -111,7 +111,7 @@ def balanced(
     return Cut(stages, _owners(model, stages))
 
 
-def parts(model: nn.Module, count: int) -> list[Unit]:
+def candidate_units(model: nn.Module, count: int) -> list[Unit]:
     """Return the units that a cut into ``count`` stages can choose from, in definition order.
 
     A module is divided into its children if it contains a list of modules, such as ``blocks``, and
@@ -122,32 +122,32 @@ def parts(model: nn.Module, count: int) -> list[Unit]:
 
     def is_large(name: str, module: nn.Module) -> bool:
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-        opens = any(isinstance(m, lists) and len(m) > 1 for m in module.modules())
-        return opens and sum(p.numel() for p in module.parameters()) > total / count
+        has_list = any(isinstance(m, lists) and len(m) > 1 for m in module.modules())
+        return has_list and sum(p.numel() for p in module.parameters()) > total / count
 
     return _units(model, is_large)
 
 
-def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Unit]:
-    """Return the largest modules of ``model`` for which ``opens(name, module)`` is False.
+def _units(model: nn.Module, is_divided: Callable[[str, nn.Module], bool]) -> list[Unit]:
+    """Return the largest modules of ``model`` for which ``is_divided(name, module)`` is False.
 
     Modules without children, which cannot be divided, are units too. Modules without a forward are
     always divided.
     """
-    found: list[Unit] = []
+    units: list[Unit] = []
 
     def visit(name: str, module: nn.Module) -> None:
         children = list(module.named_children())
         # A ModuleList or ModuleDict has no forward of its own, so it cannot be a unit.
         callable_ = type(module).forward is not nn.Module.forward
-        if callable_ and (not children or not (name == "" or opens(name, module))):
-            found.append(Unit(name, module))
+        if callable_ and (not children or not (name == "" or is_divided(name, module))):
+            units.append(Unit(name, module))
             return
         for key, child in children:
             visit(f"{name}.{key}" if name else key, child)
 
     visit("", model)
-    return found
+    return units
 
 
 def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:
@@ -157,10 +157,10 @@ def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tup
     """
     stage_of = [(unit.name, stage) for stage, units in enumerate(stages) for unit in units]
     inside = {id(m) for units in stages for unit in units for m in unit.module.modules()}
-    found = {}
+    owners = {}
     for name, module in model.named_modules():
         if id(module) not in inside and module._parameters:
-            dot = f"{name}." if name else ""
-            first = next((stage for unit, stage in stage_of if unit.startswith(dot)), 0)
-            found[name] = module, first
-    return found
+            prefix = f"{name}." if name else ""
+            first = next((stage for unit, stage in stage_of if unit.startswith(prefix)), 0)
+            owners[name] = module, first
+    return owners

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import agree, alike, by_rank, gathered
+from mirrored.every_rank import agree, all_equal, gather_from_ranks, lines_by_rank
 from mirrored.transports.default import current
 from mirrored.transports.faults.place import user_line
 
@@ -19,21 +19,21 @@ from ..forms.random import generator
 from ..graph.program import Ref, StagesProgram, refs
 from ..graph.reads import answer_text
 from ..graph.record import record
-from ..graph.stand_ins import of_spec
+from ..graph.stand_ins import stand_in_of_spec
 from ..movement.world import my_coordinate
 from ..spec import B, NdSbp, Placement, S
-from ..spec.nested import map_each, map_tensors, tensors_in
+from ..spec.nested import map_instances, map_tensors, tensors_in
 from .cell import Cell
-from .fits import fits
-from .micro_batches import cut, cuts, joined, rows_of
-from .part import check_written, part_of
-from .run import MicroBatch, Run, run_all
+from .fits import program_fits_inputs
+from .micro_batches import join_results, micro_batch_ranges, narrow_batch, rows_of
+from .part import check_plain_writes, part_of
+from .run import MicroBatch, ScheduleRun, run_schedule
 from .schedules import schedule
 from .stage import stage_of
 from .table import Schedule
-from .tied import Tied
+from .tied import TiedParameters
 
-MOST = 16  # recorded programs that an engine caches; another one drops the oldest
+MAX_PROGRAMS = 16  # recorded programs that an engine caches; another one drops the oldest
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Engine:
     modules: Callable[[], list[torch.nn.Module]]
     schedule: str
     moves: bool
-    tied: Tied = field(default_factory=Tied)
+    tied: TiedParameters = field(default_factory=TiedParameters)
     _programs: list[tuple[Any, StagesProgram]] = field(
         default_factory=list
     )  # the newest at the end
@@ -72,17 +72,17 @@ class Engine:
                 another placement than its own.
         """
         lines = list(dict.fromkeys(self.placements))
-        made = schedule(self.schedule, len(lines), len(self.placements), count)
+        table = schedule(self.schedule, len(lines), len(self.placements), count)
         for stage, placement in enumerate(self.placements):
-            if lines[made.line_of[stage]] != placement:
-                wanted = lines[made.line_of[stage]]
+            if lines[table.line_of[stage]] != placement:
+                expected = lines[table.line_of[stage]]
                 raise ValueError(
                     f"{self.name}: stage {stage} is on {placement}, and the schedule "
-                    f"{self.schedule!r} runs it on {wanted}.\n"
-                    f"  It runs stages 0, 1, ... on placements {list(made.line_of)} of {lines}.\n"
+                    f"{self.schedule!r} runs it on {expected}.\n"
+                    f"  It runs stages 0, 1, ... on placements {list(table.line_of)} of {lines}.\n"
                     "  Place the stages so, or take another schedule."
                 )
-        return made
+        return table
 
     def run(
         self,
@@ -114,7 +114,7 @@ class Engine:
             RuntimeError: ranks disagree on the batch, one of them failed, backward is called on no
                 loss where one is needed, or on a loss without gradients.
         """
-        with self.tied.shown():
+        with self.tied.copies_in_modules():
             return self._run(step, args, kwargs, count, scale, needs_loss)
 
     def _run(
@@ -127,30 +127,41 @@ class Engine:
         needs_loss: bool,
     ) -> Any:
         rows = rows_of(self.name, (args, kwargs))
-        self._agree(args, kwargs, count)
-        parts = cuts(self.name, rows, count)
+        self._check_same_batch(args, kwargs, count)
+        row_ranges = micro_batch_ranges(self.name, rows, count)
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
-        given_parts = [cut((args, kwargs), rows, *part) for part in parts]
-        programs = self._programs_of(step, given_parts, [n for _, n in parts], scale is not None)
-        if not self._has_losses(_unlike(programs), scale is not None, needs_loss):
+        micro_arguments = [
+            narrow_batch((args, kwargs), rows, *row_range) for row_range in row_ranges
+        ]
+        programs = self._programs_of(
+            step, micro_arguments, [n for _, n in row_ranges], scale is not None
+        )
+        if not self._has_losses(_distinct(programs), scale is not None, needs_loss):
             scale = None
-        for given, (_, size), program in zip(given_parts, parts, programs, strict=True):
-            share = None if scale is None else _share(scale, size / rows)
-            batch.append(MicroBatch(program, tensors_in(given), draws, share))
+        for arguments, (_, size), program in zip(
+            micro_arguments, row_ranges, programs, strict=True
+        ):
+            loss_scale = None if scale is None else _weighted_scale(scale, size / rows)
+            batch.append(MicroBatch(program, tensors_in(arguments), draws, loss_scale))
             draws += program.draws
-        going = Run(table if scale is not None else table.forwards(), self.placements, batch)
-        self.tied.begin()
+        schedule_run = ScheduleRun(
+            table if scale is not None else table.forwards(), self.placements, batch
+        )
+        self.tied.copy_values()
         with torch.set_grad_enabled(scale is not None):
-            run_all(going)
+            run_schedule(schedule_run)
         # Lines set the count as they run, and ranks run different lines. Set one count on all.
         if draws != generator.get_state().counter:
-            generator.set_count(torch.default_generator, draws)
+            generator.set_draw_count(torch.default_generator, draws)
         if scale is not None:
-            self._follow_gradients(_unlike(programs))
-            self.tied.end()
-        results = [self._result(given, found) for given, found in zip(batch, going.results)]
-        return joined(self.name, results, [size for _, size in parts])
+            self._set_outside_gradients(_distinct(programs))
+            self.tied.add_gradients()
+        results = [
+            self._micro_batch_result(arguments, values)
+            for arguments, values in zip(batch, schedule_run.results)
+        ]
+        return join_results(self.name, results, [size for _, size in row_ranges])
 
     # -- programs ----------------------------------------------------------------------------------
 
@@ -160,13 +171,13 @@ class Engine:
         return [program for _, program in self._programs]
 
     def _programs_of(
-        self, step: Callable[..., Any], given: list[Any], sizes: list[int], trains: bool
+        self, step: Callable[..., Any], arguments: list[Any], sizes: list[int], trains: bool
     ) -> list[StagesProgram]:
         """Return the program of each micro-batch, recorded now or taken from the cache.
 
         Args:
             step: the function to record.
-            given: the arguments of each micro-batch.
+            arguments: the arguments of each micro-batch.
             sizes: the rows of each micro-batch.
             trains: whether gradients are recorded.
 
@@ -174,38 +185,43 @@ class Engine:
             RuntimeError: ranks would run different programs.
         """
         modules = self.modules()
-        state = trains, tuple(m.training for m in modules), autocast.now(), _state(modules)
-        state = (*state, _parameters(modules))
-        found = []
-        for each, rows in zip(given, sizes, strict=True):
+        state = (
+            trains,
+            tuple(m.training for m in modules),
+            autocast.autocast_state(),
+            _attributes_key(modules),
+        )
+        state = (*state, _parameters_key(modules))
+        programs = []
+        for micro_arguments, rows in zip(arguments, sizes, strict=True):
             # One key may have several programs, which differ in answers about input values.
-            key, inputs = (_shown(each), *state), tensors_in(each)
-            known = (p for k, p in self._programs if k == key and fits(p, inputs))
-            program = next(known, None)
+            key, inputs = (_arguments_text(micro_arguments), *state), tensors_in(micro_arguments)
+            matching = (p for k, p in self._programs if k == key and program_fits_inputs(p, inputs))
+            program = next(matching, None)
             if program is None:
-                program = self._recorded(step, each, rows, trains)
-                self._programs = [*self._programs, (key, program)][-MOST:]
-            found.append(program)
-        if any(program.reads for program in found):
-            self._agree_on_values(found)
-        return found
+                program = self._record_program(step, micro_arguments, rows, trains)
+                self._programs = [*self._programs, (key, program)][-MAX_PROGRAMS:]
+            programs.append(program)
+        if any(program.reads for program in programs):
+            self._check_same_reads(programs)
+        return programs
 
-    def _recorded(
-        self, step: Callable[..., Any], given: Any, rows: int, trains: bool
+    def _record_program(
+        self, step: Callable[..., Any], arguments: Any, rows: int, trains: bool
     ) -> StagesProgram:
         with torch.set_grad_enabled(trains):
-            made = record(
+            program = record(
                 self.name,
                 step,
-                *given,
+                *arguments,
                 modules=self.modules(),
                 stages=dict(enumerate(self.placements)),
                 stage_of=lambda m: None if (s := stage_of(m)) is None else s.index,
-                layout_of=lambda stage, shape: self._layout(stage, shape, rows),
+                layout_of=lambda stage, shape: self._entry_sbp(stage, shape, rows),
                 moves=self.moves,
             )
-        check_written(made)
-        return made
+        check_plain_writes(program)
+        return program
 
     def _has_losses(self, programs: list[StagesProgram], trains: bool, needed: bool) -> bool:
         """Return whether the programs have a backward to run.
@@ -219,22 +235,22 @@ class Engine:
             RuntimeError: backward was called where no gradients are recorded, or is missing where
                 it is needed.
         """
-        found = [program for program in programs if program.losses]
-        if found and not trains:
+        with_losses = [program for program in programs if program.losses]
+        if with_losses and not trains:
             raise RuntimeError(
                 f"{self.name}: backward was called where no gradients are recorded.\n"
                 "  The step runs under torch.no_grad(), or as one that returns outputs alone.\n"
                 "  Call it where gradients are recorded, or leave loss.backward() out."
             )
-        if trains and (len(found) < len(programs) and (needed or found)):
+        if trains and (len(with_losses) < len(programs) and (needed or with_losses)):
             raise RuntimeError(
                 f"{self.name}: backward was called on no loss.\n"
                 "  A step of stages trains, and begins its backward at a loss.\n"
                 "  Call loss.backward() in it, for every micro-batch."
             )
-        return bool(found)
+        return bool(with_losses)
 
-    def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
+    def _entry_sbp(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
         """Return the SBP in which a plain tensor of ``shape`` enters ``stage``.
 
         A tensor with ``rows`` rows, one for each sample, is S(0) along the axes that split the
@@ -245,27 +261,29 @@ class Engine:
 
     # -- after the schedule ------------------------------------------------------------------------
 
-    def _result(self, given: MicroBatch, found: dict[int, Any]) -> Any:
+    def _micro_batch_result(self, micro_batch: MicroBatch, values: dict[int, Any]) -> Any:
         """Return what the step returns for one micro-batch.
 
-        ``found`` has the values that stages on this rank computed. Values of other stages are
+        ``values`` has those that stages on this rank computed. Values of other stages are
         global tensors without data here, and plain values are computed by every rank.
         """
-        program = given.program
+        program = micro_batch.program
         plain = [i for i in refs(program.result) if program.values[i].stage is None]
         if plain:  # plain results are computed by every rank, also outside the stages
             cell = Cell(program, part_of(program, None), torch.device("cpu"))
-            cell.forward(given.inputs, {}, given.draws, None)
-            found = {**found, **cell.results}
-        return map_each(
+            cell.forward(micro_batch.inputs, {}, micro_batch.draws, None)
+            values = {**values, **cell.results}
+        return map_instances(
             program.result,
             Ref,
             lambda ref: (
-                found[ref.index] if ref.index in found else of_spec(program.spec(ref.index))
+                values[ref.index]
+                if ref.index in values
+                else stand_in_of_spec(program.spec(ref.index))
             ),
         )
 
-    def _follow_gradients(self, programs: list[StagesProgram]) -> None:
+    def _set_outside_gradients(self, programs: list[StagesProgram]) -> None:
         """Give parameters of other stages a gradient without data if their own stage has one.
 
         So all ranks agree on which parameters have a gradient, and run the same ops on them in an
@@ -275,13 +293,15 @@ class Engine:
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
-        known, key = programs[0].graded, tuple(programs)
-        if key not in known:  # the same on every rank, so all of them join the gather
-            mine = [p.grad.sbp if _is_graded(p) else None for p in params]
-            told = gathered(mine)
-            first = [p.placement.first_rank if is_global(p) else current().rank for p in params]
-            known[key] = [told[r][k] for k, r in enumerate(first)]
-        for p, sbp in zip(params, known[key], strict=True):
+        cache, key = programs[0].grad_sbps, tuple(programs)
+        if key not in cache:  # the same on every rank, so all of them join the gather
+            own_sbps = [p.grad.sbp if _has_gradient(p) else None for p in params]
+            rank_sbps = gather_from_ranks(own_sbps)
+            owner_ranks = [
+                p.placement.first_rank if is_global(p) else current().rank for p in params
+            ]
+            cache[key] = [rank_sbps[r][k] for k, r in enumerate(owner_ranks)]
+        for p, sbp in zip(params, cache[key], strict=True):
             outside = is_global(p) and my_coordinate(p.placement) is None
             if outside and sbp is not None and p.grad is None:
                 spec = p._spec.with_sbp(sbp)
@@ -291,7 +311,7 @@ class Engine:
 
     # -- agreement ---------------------------------------------------------------------------------
 
-    def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
+    def _check_same_batch(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
         """Raise on every rank if the ranks are about to run batches of different shapes.
 
         Args:
@@ -303,31 +323,35 @@ class Engine:
         """
         if current().size == 1:
             return
-        tensors = ", ".join(map(_text, tensors_in((args, kwargs))))
-        note = (count, _shown((args, kwargs)), tensors, user_line())
+        tensors = ", ".join(map(_tensor_text, tensors_in((args, kwargs))))
+        note = (count, _arguments_text((args, kwargs)), tensors, user_line())
 
-        def differ(notes: list[tuple]) -> RuntimeError:
-            said = by_rank(
+        def mismatch_error(notes: list[tuple]) -> RuntimeError:
+            batches = lines_by_rank(
                 f"{n} micro-batches of {batch}, at {line}" for n, _, batch, line in notes
             )
             return RuntimeError(
-                f"{self.name}: ranks are about to run different batches.\n{said}\n"
+                f"{self.name}: ranks are about to run different batches.\n{batches}\n"
                 "  Every rank calls the step with tensors of the same shapes, and with the same "
                 "number of micro-batches, whichever stages it is in.\n"
                 "  Pass the whole batch on every rank."
             )
 
-        agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
+        agree(
+            note,
+            mismatch_error,
+            fits=lambda notes: all_equal([rank_note[:2] for rank_note in notes]),
+        )
 
-    def _agree_on_values(self, programs: list[StagesProgram]) -> None:
+    def _check_same_reads(self, programs: list[StagesProgram]) -> None:
         """Raise on every rank if values of the inputs have led the ranks to different programs.
 
         Raises:
             RuntimeError: an answer that a program depends on differs between ranks.
         """
-        mine = [[answer_text(read.found) for read in program.reads] for program in programs]
+        answers = [[answer_text(read.answer) for read in program.reads] for program in programs]
 
-        def differ(notes: list[list[list[str]]]) -> RuntimeError:
+        def mismatch_error(notes: list[list[list[str]]]) -> RuntimeError:
             rank = next(r for r, note in enumerate(notes) if note != notes[0])
             pairs = zip(notes[0], notes[rank], strict=True)
             m, (a, b) = next((m, ab) for m, ab in enumerate(pairs) if ab[0] != ab[1])
@@ -338,15 +362,15 @@ class Engine:
                 "  Read it alike on every rank, masks too."
             )
 
-        agree(mine, differ)
+        agree(answers, mismatch_error)
 
 
-def _unlike(programs: list[StagesProgram]) -> list[StagesProgram]:
+def _distinct(programs: list[StagesProgram]) -> list[StagesProgram]:
     """Return the different programs among those of the micro-batches."""
     return list(dict.fromkeys(programs))
 
 
-def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
+def _weighted_scale(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
     """Return a function that weights a loss by ``share`` before it is passed to ``scale``.
 
     ``share`` is the part of the batch's rows that the micro-batch has.
@@ -354,22 +378,22 @@ def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
     return lambda loss: scale(loss if share == 1 else loss * share)
 
 
-def _shown(given: Any) -> str:
+def _arguments_text(arguments: Any) -> str:
     """Return the ``repr`` of arguments, with tensors as their shape and dtype, as a cache key."""
-    return repr(map_tensors(given, _text))
+    return repr(map_tensors(arguments, _tensor_text))
 
 
-def _text(x: Any) -> str:
+def _tensor_text(x: Any) -> str:
     text = str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
     return f"{text} that requires grad" if x.requires_grad else text
 
 
-def _is_graded(p: Any) -> bool:
+def _has_gradient(p: Any) -> bool:
     """Return whether ``p`` has a gradient from backward; a frozen parameter may keep an old one."""
     return is_global(p) and p.requires_grad and p.grad is not None
 
 
-def _parameters(modules: list[torch.nn.Module]) -> tuple:
+def _parameters_key(modules: list[torch.nn.Module]) -> tuple:
     """Return what a program depends on of the modules' parameters, as a part of its cache key.
 
     These are ``requires_grad``, dtype and shape of each parameter: moves of gradients between
@@ -379,7 +403,7 @@ def _parameters(modules: list[torch.nn.Module]) -> tuple:
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
-def _state(modules: list[torch.nn.Module]) -> tuple:
+def _attributes_key(modules: list[torch.nn.Module]) -> tuple:
     """Return the plain attributes of modules, as a part of the program's cache key.
 
     Code between the modules of stages is recorded once, and may branch on ``self.causal`` or the

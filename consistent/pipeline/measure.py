@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import from_first
+from mirrored.every_rank import from_rank_0
 
 from ..graph.module_calls import module_calls
 from ..spec.nested import arguments_of
@@ -17,7 +17,7 @@ from .cut import Unit
 RUNS = 3
 
 
-def measured(
+def measure_units(
     model: torch.nn.Module, units: Sequence[Unit], sample: Any
 ) -> tuple[list[Unit], Callable[[Unit], float]]:
     """Return the units in call order, and a function from a unit to its forward seconds.
@@ -29,38 +29,42 @@ def measured(
         RuntimeError: the model does not take the sample.
     """
 
-    def least() -> dict[str, float]:
-        runs = [_once(model, units, sample) for _ in range(RUNS)]
+    def least_seconds() -> dict[str, float]:
+        runs = [_forward_seconds(model, units, sample) for _ in range(RUNS)]
         return {name: min(run[name] for run in runs) for name in runs[0]}
 
     # A simulated rank other than rank 0 receives None.
-    told = from_first("pipeline: rank 0 measures the model on the sample", least) or {}
-    order = {name: k for k, name in enumerate(told)}
+    unit_seconds = (
+        from_rank_0("pipeline: rank 0 measures the model on the sample", least_seconds) or {}
+    )
+    order = {name: k for k, name in enumerate(unit_seconds)}
     ordered = sorted(units, key=lambda unit: order.get(unit.name, -1))
-    return ordered, lambda unit: told.get(unit.name, 0.0)
+    return ordered, lambda unit: unit_seconds.get(unit.name, 0.0)
 
 
-def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[str, float]:
+def _forward_seconds(
+    model: torch.nn.Module, units: Sequence[Unit], sample: Any
+) -> dict[str, float]:
     """Return {name of a unit: the seconds of its forward} of one run of the model."""
-    found: dict[str, float] = {}
-    begun: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    begin_times: dict[str, float] = {}
 
     def begin(name: str, *_: Any) -> None:
-        found.setdefault(name, 0.0)
-        begun[name] = _now()
+        seconds.setdefault(name, 0.0)
+        begin_times[name] = _synchronized_time()
 
     def end(name: str, *_: Any) -> None:
-        found[name] += _now() - begun[name]
+        seconds[name] += _synchronized_time() - begin_times[name]
 
     modules = ((unit.name, unit.module) for unit in units)
     # A measurement must not advance the random numbers of the program.
     with module_calls(modules, begin, end), torch.random.fork_rng(), torch.no_grad():
         args, kwargs = arguments_of(sample)
         model(*args, **kwargs)
-    return found
+    return seconds
 
 
-def _now() -> float:
+def _synchronized_time() -> float:
     """Return the time in seconds, once GPUs have finished what was launched."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -19,8 +19,8 @@ from ..spec import piece
 from ..spec.nested import map_tensors, tensors_in
 
 
-def rows_of(what: str, given: Any) -> int:
-    """Return the number of rows (the size of dim 0) of the batch in ``given``.
+def rows_of(what: str, arguments: Any) -> int:
+    """Return the number of rows (the size of dim 0) of the batch in ``arguments``.
 
     A tensor may have a single row instead, which holds for the whole batch. Tensors without dims
     are ignored. ``what`` is the caller's name, for errors.
@@ -28,7 +28,7 @@ def rows_of(what: str, given: Any) -> int:
     Raises:
         ValueError: there is no tensor with rows, or tensors have different numbers of rows.
     """
-    sizes = [x.shape[0] for x in tensors_in(given) if x.ndim]
+    sizes = [x.shape[0] for x in tensors_in(arguments) if x.ndim]
     rows = max(sizes, default=0)
     if rows == 0:
         raise ValueError(
@@ -44,7 +44,7 @@ def rows_of(what: str, given: Any) -> int:
     return rows
 
 
-def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
+def micro_batch_ranges(what: str, rows: int, count: int) -> list[tuple[int, int]]:
     """Return (start, size) of each micro-batch; sizes differ by at most one row.
 
     10 rows in 4 -> (0, 3), (3, 3), (6, 2), (8, 2). ``what`` is the caller's name, for errors.
@@ -60,25 +60,25 @@ def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
     return [piece(rows, count, k) for k in range(count)]
 
 
-def cut(given: Any, rows: int, start: int, size: int) -> Any:
-    """Return one micro-batch of ``given``: ``size`` rows of each tensor, from ``start`` on.
+def narrow_batch(arguments: Any, rows: int, start: int, size: int) -> Any:
+    """Return one micro-batch of ``arguments``: ``size`` rows of each tensor, from ``start`` on.
 
     Only tensors with ``rows`` rows are cut; others stay as they are. Global tensors keep their SBP.
     """
     if size == rows:
-        return given
+        return arguments
 
-    def part(x: torch.Tensor) -> Any:
+    def cut_tensor(x: torch.Tensor) -> Any:
         if x.ndim == 0 or x.shape[0] != rows:
             return x
         # Narrowing may change the layout of a global tensor that is split along dim 0.
-        made: Any = x.narrow(0, start, size)
-        return made.to_global(sbp=x.sbp) if is_global(x) else made  # type: ignore[attr-defined]
+        narrowed: Any = x.narrow(0, start, size)
+        return narrowed.to_global(sbp=x.sbp) if is_global(x) else narrowed  # type: ignore[attr-defined]
 
-    return map_tensors(given, part)
+    return map_tensors(arguments, cut_tensor)
 
 
-def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
+def join_results(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Join the results of the micro-batches, which have ``sizes`` rows, into one result.
 
     Tensors with a row for each sample are concatenated. Tensors without dims become their mean,
@@ -91,17 +91,17 @@ def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
     if len(results) == 1:
         return results[0]
     lists = [tensors_in(result) for result in results]
-    if len({len(found) for found in lists}) > 1:
-        counts = [len(found) for found in lists]
+    if len({len(tensors) for tensors in lists}) > 1:
+        counts = [len(tensors) for tensors in lists]
         raise ValueError(
             f"{what}: its results for the micro-batches hold {counts} tensors, and they are joined "
             "tensor by tensor. Return the same structure for each."
         )
-    joint = iter([_joined(what, list(parts), sizes) for parts in zip(*lists, strict=True)])
+    joint = iter([_join_tensors(what, list(parts), sizes) for parts in zip(*lists, strict=True)])
     return map_tensors(results[0], lambda _: next(joint))
 
 
-def _joined(what: str, parts: list[Any], sizes: Sequence[int]) -> Any:
+def _join_tensors(what: str, parts: list[Any], sizes: Sequence[int]) -> Any:
     """Return one tensor of the batch's result from its ``parts``, one for each micro-batch."""
     total = sum(sizes)
     if all(x.ndim == 0 for x in parts):
@@ -120,5 +120,5 @@ def _joined(what: str, parts: list[Any], sizes: Sequence[int]) -> Any:
                 "rows, which has not a row for each sample.\n  Results of micro-batches are joined "
                 "along dim 0.\n  Return tensors of shape [rows, ...], and losses without dims."
             )
-    made: Any = torch.cat([x.detach() for x in parts])
-    return made.to_global(sbp=parts[0].sbp) if is_global(made) else made
+    concatenated: Any = torch.cat([x.detach() for x in parts])
+    return concatenated.to_global(sbp=parts[0].sbp) if is_global(concatenated) else concatenated

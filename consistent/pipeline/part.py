@@ -9,7 +9,7 @@ from ..graph.program import ProgramLine, StagesProgram, StageTransfer, refs
 
 
 @dataclass
-class Part:
+class ProgramPart:
     """Part of a program that one stage runs for a micro-batch.
 
     Args:
@@ -30,13 +30,13 @@ class Part:
     results: list[int] = field(default_factory=list)
 
 
-def part_of(program: StagesProgram, stage: int | None) -> Part:
+def part_of(program: StagesProgram, stage: int | None) -> ProgramPart:
     """Return the part of ``program`` that ``stage`` runs.
 
     With None, return what every rank runs to return plain values: the lines on plain tensors that
     compute them.
     """
-    part = Part(-1 if stage is None else stage)
+    part = ProgramPart(-1 if stage is None else stage)
     if stage is not None:
         part.entering = [move for move in program.moves if move.dst == stage]
         for move in program.moves:
@@ -46,9 +46,9 @@ def part_of(program: StagesProgram, stage: int | None) -> Part:
     part.results = [i for i in refs(program.result) if program.values[i].stage == stage]
     needed = {*part.leaving, *part.losses, *part.results}
     for line in reversed(program.lines):  # backwards, so that all uses of a value are known
-        mine = line.stage == stage and stage is not None
+        in_stage = line.stage == stage and stage is not None
         # An in-place write to a plain tensor is always kept: an alias of the tensor may be needed.
-        if mine or (line.stage is None and (line.writes or needed & set(line.outs))):
+        if in_stage or (line.stage is None and (line.writes or needed & set(line.outs))):
             part.lines.append(line)
             needed |= set(refs((line.args, line.kwargs)))
     part.lines.reverse()
@@ -61,7 +61,7 @@ _VIEWS = frozenset(
 )
 
 
-def check_written(program: StagesProgram) -> None:
+def check_plain_writes(program: StagesProgram) -> None:
     """Raise if code between the stages' modules writes to a plain tensor from before the step.
 
     A buffer of the model is one. Such a line may run in several stages of one rank, and on some
@@ -70,11 +70,11 @@ def check_written(program: StagesProgram) -> None:
     Raises:
         RuntimeError: a line outside the modules of stages writes to such a tensor.
     """
-    before = {i for i, value in enumerate(program.values) if value.read and value.spec is None}
+    existing = {i for i, value in enumerate(program.values) if value.read and value.spec is None}
     for line in program.lines:
         if line.is_module:
             continue
-        if before & set(refs(_written(line))):
+        if existing & set(refs(_written_arguments(line))):
             raise RuntimeError(
                 f"{program.name}: {line.name} at {line.where} writes into a plain tensor that was "
                 "made before the step, such as a buffer of the model.\n"
@@ -84,22 +84,22 @@ def check_written(program: StagesProgram) -> None:
                 "forward, or write it outside the step."
             )
         # A view of an existing tensor shares its memory, so it counts as existing, too.
-        if line.name in _VIEWS and before & set(refs(line.args[:1])):
-            before |= set(line.outs)
+        if line.name in _VIEWS and existing & set(refs(line.args[:1])):
+            existing |= set(line.outs)
 
 
-def _written(line: ProgramLine) -> Any:
+def _written_arguments(line: ProgramLine) -> Any:
     """Return the arguments that ``line`` writes to in place.
 
     batch_norm and instance_norm write running statistics, although their names do not say so.
     """
     if line.writes:
         return line.args[:1], line.kwargs.get("out")
-    given = dict(enumerate(line.args)) | line.kwargs
-    if line.name == "batch_norm" and given.get("training", given.get(5)):
+    arguments = dict(enumerate(line.args)) | line.kwargs
+    if line.name == "batch_norm" and arguments.get("training", arguments.get(5)):
         names = (1, 2, "running_mean", "running_var")
-    elif line.name == "instance_norm" and given.get("use_input_stats", given.get(5, True)):
+    elif line.name == "instance_norm" and arguments.get("use_input_stats", arguments.get(5, True)):
         names = (1, 2, "running_mean", "running_var")
     else:
         names = ()
-    return [given.get(name) for name in names]
+    return [arguments.get(name) for name in names]

@@ -16,16 +16,16 @@ from ..nn.recompute import recompute, recomputing
 from ..spec import Placement, check_placement
 from ..spec.nearest import suggestion
 from ..spec.nested import arguments_of
-from .cut import Cut, balanced, by_names, parts
+from .cut import Cut, candidate_units, cut_at_names, cut_balanced
 from .engine import Engine
-from .measure import measured
+from .measure import measure_units
 from .micro_batches import rows_of
 from .schedules import lines_of, stages_per_line
 from .share import batch_axes, has_state, modules_of, plan_of_share, plans_of, share_of
 from .show import show
 from .stage import Stage, check_stages, set_stage
 from .table import Schedule
-from .tied import untie
+from .tied import untie_parameters
 from .twins import Twins
 
 Loss = Callable[[Any, Any], Any]
@@ -97,34 +97,40 @@ def pipeline(
         )
     for placement in placements:
         check_placement("pipeline", placement)
-    mark(model, checkpoint)
+    mark_recomputed(model, checkpoint)
     twins = Twins(model)
     try:
-        cut = twins.settled(_cut(model, placements, split, schedule, sample))
-        where = _placed(placements, len(cut.stages), schedule)
-        plans = plans_of(model, plan, len(where))
+        cut = twins.keep_one_per_stage(_cut(model, placements, split, schedule, sample))
+        stage_placements = _stage_placements(placements, len(cut.stages), schedule)
+        plans = plans_of(model, plan, len(stage_placements))
     except BaseException:
-        twins.take_back()
+        twins.restore_modules()
         raise
     # Before parallelize, so that each stage has its own leaf of a tied parameter to lay out.
-    held = [modules_of(cut, stage) for stage in range(len(where))]
-    tied = untie(held)
+    stage_modules = [modules_of(cut, stage) for stage in range(len(stage_placements))]
+    tied = untie_parameters(stage_modules)
     splits = []
-    for stage, placement in enumerate(where):
+    for stage, placement in enumerate(stage_placements):
         share = share_of(cut, stage)
         parallelize(share, placement, plan_of_share(plans[stage], share))
         splits.append(batch_axes(share, placement))
         for unit in cut.stages[stage]:
             if has_state(unit.module):
                 set_stage(unit.module, stage, placement)
-    tied.join()
+    tied.restore_parameters()
     name = type(model).__name__
     engine = Engine(
-        name, where, splits, lambda: list(model.modules()), schedule, moves=True, tied=tied
+        name,
+        stage_placements,
+        splits,
+        lambda: list(model.modules()),
+        schedule,
+        moves=True,
+        tied=tied,
     )
-    made = Pipeline(model, engine, cut, loss, micro_batches, reduction)
+    pipe = Pipeline(model, engine, cut, loss, micro_batches, reduction)
     engine.table(micro_batches)  # raises now if the schedule cannot run so many micro-batches
-    return made
+    return pipe
 
 
 class Pipeline:
@@ -193,9 +199,11 @@ class Pipeline:
         """
         args, kwargs = arguments_of(batch)
         rows = rows_of(type(self.model).__name__, (args, kwargs))
-        given = (args, kwargs, target, rows, outputs)
+        step_arguments = (args, kwargs, target, rows, outputs)
         with recomputing(self.model.modules()):
-            return self._engine.run(self._trained, given, {}, self.micro_batches, _as_is)
+            return self._engine.run(
+                self._training_step, step_arguments, {}, self.micro_batches, _unscaled
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output for a batch, without gradients.
@@ -204,12 +212,14 @@ class Pipeline:
         """
         rows = rows_of(type(self.model).__name__, (args, kwargs))
         count = min(self.micro_batches, rows)
-        return self._engine.run(self._called, args, kwargs, count, None)
+        return self._engine.run(self._call_model, args, kwargs, count, None)
 
-    def _called(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_model(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
-    def _trained(self, args: tuple, kwargs: dict, target: Any, rows: int, outputs: bool) -> Any:
+    def _training_step(
+        self, args: tuple, kwargs: dict, target: Any, rows: int, outputs: bool
+    ) -> Any:
         """Run forward, loss and backward of a micro-batch: the step that the engine records."""
         out = self.model(*args, **kwargs)
         loss = loss_of(self.model, self._loss, out, target)
@@ -229,29 +239,29 @@ def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
     Raises:
         ValueError: the loss is not a tensor without dims.
     """
-    found = getattr(out, "loss", out) if loss is None else loss(out, target)
-    if not isinstance(found, torch.Tensor) or found.ndim:
-        said = (
-            f"a tensor of shape {tuple(found.shape)}"
-            if isinstance(found, torch.Tensor)
-            else f"a {type(found).__name__}"
+    value = getattr(out, "loss", out) if loss is None else loss(out, target)
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        description = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"a {type(value).__name__}"
         )
         raise ValueError(
-            f"pipeline: the loss of {type(model).__name__} is {said}.\n"
+            f"pipeline: the loss of {type(model).__name__} is {description}.\n"
             "  Backward begins at a tensor without dims.\n"
             "  Give loss=, such as torch.nn.functional.cross_entropy."
         )
-    return found
+    return value
 
 
-def _as_is(loss: Any) -> Any:
+def _unscaled(loss: Any) -> Any:
     return loss
 
 
 # -- making it -------------------------------------------------------------------------------------
 
 
-def mark(model: nn.Module, names: Sequence[str]) -> None:
+def mark_recomputed(model: nn.Module, names: Sequence[str]) -> None:
     """Mark the modules ``names`` of ``model``, whose activations are recomputed in backward.
 
     Raises:
@@ -278,18 +288,20 @@ def _cut(
             raise ValueError(
                 f'pipeline: split is {split!r}. Give "auto", or a list of the names of modules.'
             )
-        return by_names(model, list(split))
-    lines = len(dict.fromkeys(placements))
-    given = len(placements)
-    count = given if given > lines else lines * stages_per_line(schedule)
-    units = parts(model, count)
+        return cut_at_names(model, list(split))
+    distinct = len(dict.fromkeys(placements))
+    count_given = len(placements)
+    count = count_given if count_given > distinct else distinct * stages_per_line(schedule)
+    units = candidate_units(model, count)
     if sample is None:
-        return balanced(model, units, count, lambda unit: unit.numel)
-    units, seconds = measured(model, units, sample)
-    return balanced(model, units, count, seconds)
+        return cut_balanced(model, units, count, lambda unit: unit.numel)
+    units, seconds = measure_units(model, units, sample)
+    return cut_balanced(model, units, count, seconds)
 
 
-def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[Placement]:
+def _stage_placements(
+    placements: Sequence[Placement], count: int, schedule: str
+) -> list[Placement]:
     """Return the placement of each of ``count`` stages.
 
     ``placements`` has one for each stage, or distinct ones, over which the schedule distributes the
@@ -300,22 +312,22 @@ def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[
             rank is in no stage.
     """
     if len(placements) == count and len(set(placements)) < count or count == len(set(placements)):
-        where = list(placements)
+        by_stage = list(placements)
     else:
         lines = list(dict.fromkeys(placements))
-        where = [lines[line] for line in lines_of(schedule, len(lines), count)]
-    found = check_stages("pipeline", [Stage(i, p) for i, p in enumerate(where)])
-    _check_ranks(list(found.values()))
-    return list(found.values())
+        by_stage = [lines[line] for line in lines_of(schedule, len(lines), count)]
+    checked = check_stages("pipeline", [Stage(i, p) for i, p in enumerate(by_stage)])
+    _check_ranks(list(checked.values()))
+    return list(checked.values())
 
 
 def _check_ranks(placements: Sequence[Placement]) -> None:
     """Raise if a rank of the world is in no placement."""
     inside = {rank for p in placements for rank in p.ranks.ravel().tolist()}
-    left = sorted(set(range(current().size)) - inside)
-    if left:
+    idle = sorted(set(range(current().size)) - inside)
+    if idle:
         raise ValueError(
-            f"pipeline: rank {left[0]} of {current().size} is in no stage: "
+            f"pipeline: rank {idle[0]} of {current().size} is in no stage: "
             + ", ".join(f"stage {i} is on {p}" for i, p in enumerate(placements))
             + ".\n  It would have nothing to do.\n"
             "  Put every rank in a stage, or start fewer processes."

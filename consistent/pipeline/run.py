@@ -26,16 +26,16 @@ from ..autograd.leaves import no_sync
 from ..graph.program import StagesProgram, StageTransfer
 from ..movement import between
 from ..movement.run import run as box
-from ..movement.world import apart, device_of, my_coordinate
+from ..movement.world import device_of, my_coordinate, only_placement_ranks
 from ..spec import Placement, TensorSpec
 from ..spec.tracer import callbacks
 from .cell import Cell
-from .part import Part, part_of
+from .part import ProgramPart, part_of
 from .table import Action, Schedule
 
 _HANDLE_SCHEDULE = callbacks("handle_schedule")
 
-AHEAD = 2  # number of later actions whose inputs a rank already receives
+RECEIVE_AHEAD = 2  # number of later actions whose inputs a rank already receives
 
 Key = tuple[str, int, int]  # "F" or "B", move, micro-batch
 
@@ -58,14 +58,14 @@ class MicroBatch:
 
 
 @dataclass
-class Run:
+class ScheduleRun:
     """Execution of a schedule on this rank: its state and its actions.
 
     Args:
         table: the schedule.
         placements: the placement of each stage.
         batch: the micro-batches.
-        doing: the action that runs now; None before the first and after the last.
+        current_action: the action that runs now; None before the first and after the last.
         results: for each micro-batch, index of a value -> the value, of the returned values that
             this rank computed.
     """
@@ -73,17 +73,20 @@ class Run:
     table: Schedule
     placements: Sequence[Placement]
     batch: Sequence[MicroBatch]
-    doing: Action | None = None
+    current_action: Action | None = None
     results: list[dict[int, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.results = [{} for _ in self.batch]
-        self._parts: dict[tuple[int, int], Part] = {}
+        self._parts: dict[tuple[int, int], ProgramPart] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._here: dict[Key, Tensor] = {}  # shards passed between two stages of one placement
-        self._coming: dict[Key, Callable[[], Tensor]] = {}  # waits for the message, returns it
-        self._sent: list[Handle] = []
-        self._backwards: dict[int, int] = {}  # stage -> how many of its backwards have begun
+        # Shards passed between two stages of one placement.
+        self._same_placement_shards: dict[Key, Tensor] = {}
+        self._pending_receives: dict[
+            Key, Callable[[], Tensor]
+        ] = {}  # waits for the message, returns it
+        self._send_handles: list[Handle] = []
+        self._backward_counts: dict[int, int] = {}  # stage -> how many of its backwards have begun
 
     @property
     def line(self) -> tuple[Action, ...]:
@@ -96,92 +99,99 @@ class Run:
                 return self.table.lines[self.table.line_of[stage]]
         return ()
 
-    def all(self) -> None:
+    def run_actions(self) -> None:
         """Run all actions of this rank, without waiting for ranks of other stages between them."""
         line = self.line
-        with apart():  # ranks of other stages do not follow the ops of this stage
+        with only_placement_ranks():  # ranks of other stages do not follow the ops of this stage
             for k, action in enumerate(line):
                 # Receives are started early, so that messages arrive during computation.
-                for later in line[k : k + 1 + AHEAD]:
-                    self._expect(later)
-                self.doing = action
+                for later in line[k : k + 1 + RECEIVE_AHEAD]:
+                    self._start_receives(later)
+                self.current_action = action
                 getattr(self, _METHODS[action.kind])(action)
-        self.doing = None
-        for handle in self._sent:
+        self.current_action = None
+        for handle in self._send_handles:
             handle.wait()
 
     # -- actions -----------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.micro_batch
-        given, part = self.batch[m], self._part(action)
+        micro_batch, part = self.batch[m], self._part(action)
         device = device_of(self.placements[stage])
-        arrived = {move.index: self._take(("F", move.index, m)) for move in part.entering}
-        cell = Cell(given.program, part, device)
-        going = cell.forward(given.inputs, arrived, given.draws, given.scale)
-        if given.scale is not None:
+        received_shards = {
+            move.index: self._wait_for_shard(("F", move.index, m)) for move in part.entering
+        }
+        cell = Cell(micro_batch.program, part, device)
+        leaving_shards = cell.forward(
+            micro_batch.inputs, received_shards, micro_batch.draws, micro_batch.scale
+        )
+        if micro_batch.scale is not None:
             self._cells[stage, m] = cell
         self.results[m].update(cell.results)
-        for index, local in going.items():
+        for index, local in leaving_shards.items():
             for move in part.leaving[index]:
-                src, dst = (given.program.spec(i) for i in (move.source, move.out))
-                self._give(("F", move.index, m), move, local, src, dst)
+                src, dst = (micro_batch.program.spec(i) for i in (move.source, move.out))
+                self._send_shard(("F", move.index, m), move, local, src, dst)
 
     def _backward(self, action: Action) -> None:
         cell = self._cells.pop((action.stage, action.micro_batch))
-        grads, back = self._gradients(action, cell), self._ways_back(action)
-        with self._syncing(action):
-            cell.backward(grads, lambda move, grad: back[move](grad))
+        grads, send_gradient = self._output_gradients(action, cell), self._gradient_senders(action)
+        with self._sync_context(action):
+            cell.backward(grads, lambda move, grad: send_gradient[move](grad))
 
     def _backward_of_inputs(self, action: Action) -> None:
-        cell, back = self._cells[action.stage, action.micro_batch], self._ways_back(action)
-        for move, grad in cell.backward_of_inputs(self._gradients(action, cell)).items():
-            back[move](grad)
+        cell, send_gradient = (
+            self._cells[action.stage, action.micro_batch],
+            self._gradient_senders(action),
+        )
+        for move, grad in cell.backward_of_inputs(self._output_gradients(action, cell)).items():
+            send_gradient[move](grad)
 
     def _backward_of_weights(self, action: Action) -> None:
-        with self._syncing(action):
+        with self._sync_context(action):
             self._cells.pop((action.stage, action.micro_batch)).backward_of_weights()
 
-    def _syncing(self, action: Action) -> Any:
+    def _sync_context(self, action: Action) -> Any:
         """Return a context for one backward that sums gradients over ranks if it is the last.
 
         Earlier backwards of the stage, for other micro-batches, only add to each rank's own
         gradient.
         """
-        done = self._backwards[action.stage] = self._backwards.get(action.stage, 0) + 1
-        return nullcontext() if done == len(self.batch) else no_sync()
+        count = self._backward_counts[action.stage] = self._backward_counts.get(action.stage, 0) + 1
+        return nullcontext() if count == len(self.batch) else no_sync()
 
-    def _gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
+    def _output_gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
         """Return the gradient of each value that the stage sent to others, by the value's number.
 
         It is the sum of the gradients from all stages that used the value. Only values whose
         gradient backward needs have one.
         """
-        m, found = action.micro_batch, {}
-        for index in cell.wants:
+        m, gradients = action.micro_batch, {}
+        for index in cell.values_needing_gradients:
             moves = self._part(action).leaving[index]
-            total = self._take(("B", moves[0].index, m))
+            total = self._wait_for_shard(("B", moves[0].index, m))
             for move in moves[1:]:
-                total = total + self._take(("B", move.index, m))
-            found[index] = total
-        return found
+                total = total + self._wait_for_shard(("B", move.index, m))
+            gradients[index] = total
+        return gradients
 
-    def _ways_back(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
+    def _gradient_senders(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
         """Return, for each move into the stage, a function that sends its value's gradient back.
 
         Each function takes this rank's shard of the gradient of the value that the move brought.
         """
         program, part = self.batch[action.micro_batch].program, self._part(action)
-        found: dict[int, Callable[[Tensor], None]] = {}
+        senders: dict[int, Callable[[Tensor], None]] = {}
         for move in part.entering:
             key = "B", move.index, action.micro_batch
             src, dst = program.spec(move.out).dual, program.spec(move.source).dual
-            found[move.index] = partial(self._give, key, move, src=src, dst=dst)
-        return found
+            senders[move.index] = partial(self._send_shard, key, move, src=src, dst=dst)
+        return senders
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _give(
+    def _send_shard(
         self, key: Key, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
     ) -> None:
         """Send the shard ``local`` to the stage at the other end of ``move``.
@@ -191,14 +201,14 @@ class Run:
             move: the transfer between the two stages.
             local: this rank's shard.
             src, dst: specs of the tensor in this stage and in the other. If both stages are on one
-                placement, nothing is sent: ``_here`` keeps the boxed shard.
+                placement, nothing is sent: ``_same_placement_shards`` keeps the boxed shard.
         """
         if src.placement == dst.placement:
-            self._here[key] = box(local, src, dst)
+            self._same_placement_shards[key] = box(local, src, dst)
         else:
-            self._sent += between.send(local, src, dst, _label(key, move))
+            self._send_handles += between.send(local, src, dst, _label(key, move))
 
-    def _expect(self, action: Action) -> None:
+    def _start_receives(self, action: Action) -> None:
         """Start to receive the tensors that ``action`` will read.
 
         Those from stages on its own placement need no message.
@@ -206,34 +216,34 @@ class Run:
         m, kind = action.micro_batch, action.kind
         part, program = self._part(action), self.batch[action.micro_batch].program
         if kind == "F":
-            wanted = [("F", move) for move in part.entering]
+            transfers = [("F", move) for move in part.entering]
         elif kind != "W":
             moves = [move for moves in part.leaving.values() for move in moves]
-            wanted = [("B", move) for move in moves if self._has_gradient(program, move)]
+            transfers = [("B", move) for move in moves if self._has_gradient(program, move)]
         else:
-            wanted = []
-        for way, move in wanted:
-            key = (way, move.index, m)
+            transfers = []
+        for direction, move in transfers:
+            key = (direction, move.index, m)
             src, dst = program.spec(move.source), program.spec(move.out)
-            if src.placement == dst.placement or key in self._coming:
+            if src.placement == dst.placement or key in self._pending_receives:
                 continue
-            if way == "B":
+            if direction == "B":
                 src, dst = dst.dual, src.dual
-            self._coming[key] = between.receive(src, dst, _label(key, move))
+            self._pending_receives[key] = between.receive(src, dst, _label(key, move))
 
-    def _take(self, key: Key) -> Tensor:
+    def _wait_for_shard(self, key: Key) -> Tensor:
         """Return this rank's shard of the tensor ``key``, waiting for its message if it has one."""
-        if key in self._here:
-            return self._here.pop(key)
-        found = self._coming[key]
-        self._coming[key] = _taken  # frees the message; a second take would be an error
-        return found()
+        if key in self._same_placement_shards:
+            return self._same_placement_shards.pop(key)
+        wait = self._pending_receives[key]
+        self._pending_receives[key] = _raise_taken_twice  # frees the message; no second take
+        return wait()
 
     def _has_gradient(self, program: StagesProgram, move: StageTransfer) -> bool:
         tracked = program.values[move.out].requires_grad
         return tracked and program.values[move.source].requires_grad
 
-    def _part(self, action: Action) -> Part:
+    def _part(self, action: Action) -> ProgramPart:
         """Return the part of the program that an action's stage runs."""
         program = self.batch[action.micro_batch].program
         key = id(program), action.stage
@@ -242,7 +252,7 @@ class Run:
         return self._parts[key]
 
 
-def _taken() -> Tensor:
+def _raise_taken_twice() -> Tensor:
     raise AssertionError("a message is taken once")
 
 
@@ -256,12 +266,14 @@ _METHODS = {
 
 def _label(key: Key, move: StageTransfer) -> str:
     """Return the text by which sender and receiver match a message."""
-    way, index, m = key
-    what, a, b = ("gradient", move.dst, move.src) if way == "B" else ("value", move.src, move.dst)
-    return f"{what} {index} of micro-batch {m} from stage {a} to stage {b}"
+    direction, index, m = key
+    kind, src, dst = (
+        ("gradient", move.dst, move.src) if direction == "B" else ("value", move.src, move.dst)
+    )
+    return f"{kind} {index} of micro-batch {m} from stage {src} to stage {dst}"
 
 
-def run_all(run: Run) -> None:
+def run_schedule(run: ScheduleRun) -> None:
     """Run the schedule on this rank; if it fails, make all other ranks raise, too.
 
     A tracer with ``handle_schedule``, such as a simulation, runs it instead.
@@ -269,15 +281,15 @@ def run_all(run: Run) -> None:
     if _HANDLE_SCHEDULE:
         return _HANDLE_SCHEDULE[-1](run)
     try:
-        run.all()
+        run.run_actions()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
-        at = "" if run.doing is None else f" in {run.doing}"
-        error.add_note(f"  rank {current().rank}{at}")
+        message = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+        action_text = "" if run.current_action is None else f" in {run.current_action}"
+        error.add_note(f"  rank {current().rank}{action_text}")
         # All ranks know of an error with these words already.
         if "every rank stops" not in str(error):
-            current().abandon(f"rank {current().rank} raised{at}: {said}")
+            current().abandon(f"rank {current().rank} raised{action_text}: {message}")
         raise
 
 
-__all__ = ["MicroBatch", "Run", "run_all"]
+__all__ = ["MicroBatch", "ScheduleRun", "run_schedule"]

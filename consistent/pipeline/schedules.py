@@ -23,12 +23,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..spec.nearest import suggestion
-from .simulate import check
-from .table import KINDS, Action, Schedule
+from .simulate import check_schedule
+from .table import ACTION_KINDS, Action, Schedule
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _ScheduleKind:
     """Kind of schedule: a function that makes its table, and the stages that it needs.
 
     Args:
@@ -44,7 +44,7 @@ class _Kind:
     style: str = "loop"  # order of placements over the stages: 0 1 2 0 1 2, or "v": 0 1 2 2 1 0
 
 
-def _theirs() -> Any:
+def _torch_schedules() -> Any:
     """Return the module torch.distributed.pipelining.schedules.
 
     It is imported at the first use, because it imports much of torch.
@@ -54,7 +54,7 @@ def _theirs() -> Any:
     return schedules
 
 
-def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+def _torch_table(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     """Return the table that torch's schedule class ``cls`` makes.
 
     The class gets stubs in place of stages, which have only the attributes that it reads.
@@ -66,32 +66,41 @@ def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Seque
         count: the number of micro-batches.
     """
     stub = partial(SimpleNamespace, num_stages=stages, group_size=lines, group_rank=0, submod=None)
-    own = [stub(stage_index=i, is_first=i == 0, is_last=False) for i in range(stages // lines)]
-    table = getattr(_theirs(), cls)(own, count).pipeline_order
+    stage_stubs = [
+        stub(stage_index=i, is_first=i == 0, is_last=False) for i in range(stages // lines)
+    ]
+    table = getattr(_torch_schedules(), cls)(stage_stubs, count).pipeline_order
     return [table[line] for line in range(lines)]
 
 
 def _gpipe(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     stub = SimpleNamespace(num_stages=stages, group_size=lines, group_rank=0, has_backward=True)
-    table: Any = _theirs().ScheduleGPipe(stub, count).pipeline_order
+    table: Any = _torch_schedules().ScheduleGPipe(stub, count).pipeline_order
     return [table[line] for line in range(lines)]
 
 
 def _one_f_one_b(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     # Torch's own Schedule1F1B numbers the last stage's forwards from 1. The function behind its
     # interleaved schedules makes a correct 1F1B table.
-    made = []
+    table = []
     for line in range(lines):
-        warm = min(lines - 1 - line, count)
-        made.append(
-            _theirs()._get_1f1b_rank_ops(
-                1, lines, warm, count - warm, warm, line, lambda _, k=line: k, lambda _, k=line: k
+        warmup = min(lines - 1 - line, count)
+        table.append(
+            _torch_schedules()._get_1f1b_rank_ops(
+                1,
+                lines,
+                warmup,
+                count - warmup,
+                warmup,
+                line,
+                lambda _, k=line: k,
+                lambda _, k=line: k,
             )
         )
-    return made
+    return table
 
 
-def _in_turn(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+def _one_at_a_time(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     """Return the table of the schedule "one at a time".
 
     One micro-batch goes forward and backward through all stages before the next begins.
@@ -99,31 +108,33 @@ def _in_turn(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     return [[(line, kind, m) for m in range(count) for kind in "FB"] for line in range(lines)]
 
 
-SCHEDULES: dict[str, _Kind] = {
-    "gpipe": _Kind(_gpipe, 1),
-    "1f1b": _Kind(_one_f_one_b, 1),
-    "interleaved1f1b": _Kind(partial(_from_torch, "ScheduleInterleaved1F1B"), None),
-    "loopedbfs": _Kind(partial(_from_torch, "ScheduleLoopedBFS"), None),
-    "interleavedzerobubble": _Kind(partial(_from_torch, "ScheduleInterleavedZeroBubble"), None),
-    "zbvzerobubble": _Kind(partial(_from_torch, "ScheduleZBVZeroBubble"), 2, "v"),
-    "dualpipev": _Kind(partial(_from_torch, "ScheduleDualPipeV"), 2, "v"),
-    "one at a time": _Kind(_in_turn, 1),
+SCHEDULES: dict[str, _ScheduleKind] = {
+    "gpipe": _ScheduleKind(_gpipe, 1),
+    "1f1b": _ScheduleKind(_one_f_one_b, 1),
+    "interleaved1f1b": _ScheduleKind(partial(_torch_table, "ScheduleInterleaved1F1B"), None),
+    "loopedbfs": _ScheduleKind(partial(_torch_table, "ScheduleLoopedBFS"), None),
+    "interleavedzerobubble": _ScheduleKind(
+        partial(_torch_table, "ScheduleInterleavedZeroBubble"), None
+    ),
+    "zbvzerobubble": _ScheduleKind(partial(_torch_table, "ScheduleZBVZeroBubble"), 2, "v"),
+    "dualpipev": _ScheduleKind(partial(_torch_table, "ScheduleDualPipeV"), 2, "v"),
+    "one at a time": _ScheduleKind(_one_at_a_time, 1),
 }
 
 
-def check_name(name: str) -> _Kind:
+def schedule_kind(name: str) -> _ScheduleKind:
     """Return the kind of schedule called ``name``, ignoring case.
 
     Raises:
         ValueError: there is no such schedule.
     """
-    found = SCHEDULES.get(name.lower())
-    if found is None:
+    kind = SCHEDULES.get(name.lower())
+    if kind is None:
         raise ValueError(
             f"schedule: {name!r} is not known.{suggestion(name, SCHEDULES)} Give one of "
             f"{', '.join(map(repr, SCHEDULES))}."
         )
-    return found
+    return kind
 
 
 def stages_per_line(name: str) -> int:
@@ -131,7 +142,7 @@ def stages_per_line(name: str) -> int:
 
     It is 1 for "1f1b", and 2 for "interleaved1f1b".
     """
-    return check_name(name).stages_per_line or 2
+    return schedule_kind(name).stages_per_line or 2
 
 
 def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
@@ -148,14 +159,20 @@ def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
     Raises:
         ValueError: the schedule cannot run this number of stages on this number of placements.
     """
-    kind = check_name(name)
-    each = kind.stages_per_line
-    wanted = f"{each} on each of {lines} placements" if each else f"2 or more on each of {lines}"
-    if stages % lines or (each and stages != each * lines) or (each is None and stages < 2 * lines):
+    kind = schedule_kind(name)
+    per_line = kind.stages_per_line
+    requirement = (
+        f"{per_line} on each of {lines} placements" if per_line else f"2 or more on each of {lines}"
+    )
+    if (
+        stages % lines
+        or (per_line and stages != per_line * lines)
+        or (per_line is None and stages < 2 * lines)
+    ):
         raise ValueError(
-            f"schedule: {name!r} runs {wanted}, and there are {stages} stages.\n"
+            f"schedule: {name!r} runs {requirement}, and there are {stages} stages.\n"
             "  Cut the model at other names, or take a schedule that fits: "
-            f"{', '.join(repr(n) for n, k in SCHEDULES.items() if _fits(k, lines, stages))}."
+            f"{', '.join(repr(n) for n, k in SCHEDULES.items() if _can_run(k, lines, stages))}."
         )
     from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 
@@ -163,10 +180,10 @@ def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
     return tuple(mapping[stage] for stage in range(stages))
 
 
-def _fits(kind: _Kind, lines: int, stages: int) -> bool:
+def _can_run(kind: _ScheduleKind, lines: int, stages: int) -> bool:
     """Return whether a schedule can run ``stages`` stages on ``lines`` placements."""
-    each = kind.stages_per_line
-    return stages == each * lines if each else stages % lines == 0 and stages >= 2 * lines
+    per_line = kind.stages_per_line
+    return stages == per_line * lines if per_line else stages % lines == 0 and stages >= 2 * lines
 
 
 @lru_cache(maxsize=64)
@@ -185,26 +202,28 @@ def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule
     """
     line_of = lines_of(name, lines, stages)
     try:
-        table = check_name(name).make(lines, stages, micro_batches)
+        table = schedule_kind(name).make(lines, stages, micro_batches)
     except (ValueError, AssertionError) as error:
         raise ValueError(
             f"schedule: {name!r} cannot run {micro_batches} micro-batches through {stages} stages "
             f"on {lines} placements: {error}\n"
             "  Cut the batch into another number of micro-batches, or take another schedule."
         ) from error
-    made = Schedule(name, tuple(_read(line) for line in table), line_of, micro_batches)
-    check(made)
-    return made
+    result = Schedule(name, tuple(_actions(line) for line in table), line_of, micro_batches)
+    check_schedule(result)
+    return result
 
 
-def _read(line: Sequence[Any]) -> tuple[Action, ...]:
+def _actions(line: Sequence[Any]) -> tuple[Action, ...]:
     """Return one placement's line of torch's table as a tuple of ``Action``.
 
     Pauses are left out, and actions that torch overlaps follow one another.
     """
-    parts: list[Any] = []
+    torch_actions: list[Any] = []
     for action in line:
         if action is not None:  # None is a pause in torch's table
-            parts += getattr(action, "sub_actions", None) or (action,)
-    named = ((getattr(kind, "value", kind), stage, m) for stage, kind, m, *_ in parts)
-    return tuple(Action(*each) for each in named if each[0] in KINDS)
+            torch_actions += getattr(action, "sub_actions", None) or (action,)
+    fields = ((getattr(kind, "value", kind), stage, m) for stage, kind, m, *_ in torch_actions)
+    return tuple(
+        Action(*action_fields) for action_fields in fields if action_fields[0] in ACTION_KINDS
+    )

@@ -21,14 +21,14 @@ def share_of(cut: Cut, stage: int) -> nn.Module:
     without parameters or saved buffers are left out.
     """
     root = nn.Module()
-    for name, (module, at) in cut.owners.items():
-        if at == stage:
+    for name, (module, owner_stage) in cut.owners.items():
+        if owner_stage == stage:
             # The same dict: a parameter that is replaced in the share is replaced in the model.
-            _at(root, name)._parameters = module._parameters
+            _module_at(root, name)._parameters = module._parameters
     for unit in cut.stages[stage]:
         if has_state(unit.module):
             path, _, key = unit.name.rpartition(".")
-            _at(root, path)._modules[key] = unit.module
+            _module_at(root, path)._modules[key] = unit.module
     return root
 
 
@@ -38,7 +38,11 @@ def modules_of(cut: Cut, stage: int) -> list[nn.Module]:
     Modules that contain units are represented by one with only their own parameters.
     """
     own: list[nn.Module] = [unit.module for unit in cut.stages[stage]]
-    return own + [_holder(module) for module, at in cut.owners.values() if at == stage]
+    return own + [
+        _parameter_holder(module)
+        for module, owner_stage in cut.owners.values()
+        if owner_stage == stage
+    ]
 
 
 def plans_of(model: nn.Module, plan: Any, count: int) -> list[Any]:
@@ -48,21 +52,21 @@ def plans_of(model: nn.Module, plan: Any, count: int) -> list[Any]:
         ValueError: the number of plans in a list is not ``count``, or a ``Plan`` names tensors or
             modules that the whole model does not have.
     """
-    several = isinstance(plan, list | tuple)
-    plans = list(plan) if several else [plan] * count
+    is_list = isinstance(plan, list | tuple)
+    plans = list(plan) if is_list else [plan] * count
     if len(plans) != count:
         raise ValueError(
             f"pipeline: {len(plans)} plans are given for {count} stages. Give one for each, "
             "or a single one for all."
         )
-    for each in plans if several else [plan]:
-        _check_plan(model, each)
+    for checked_plan in plans if is_list else [plan]:
+        _check_plan(model, checked_plan)
     return plans
 
 
 def _check_plan(model: nn.Module, plan: Any) -> None:
     if isinstance(plan, Plan):
-        tensors, modules = _names(model)
+        tensors, modules = _tensor_and_module_names(model)
         check_names(model, tensors, plan)
         check_modules(model, modules, plan)
 
@@ -72,10 +76,10 @@ def plan_of_share(plan: Any, share: nn.Module) -> Any:
 
     Other plans, such as "zero3", are returned as they are.
     """
-    return plan.part(*_names(share)) if isinstance(plan, Plan) else plan
+    return plan.part(*_tensor_and_module_names(share)) if isinstance(plan, Plan) else plan
 
 
-def _names(module: nn.Module) -> tuple[list[str], list[str]]:
+def _tensor_and_module_names(module: nn.Module) -> tuple[list[str], list[str]]:
     """Return the names of the tensors and of the submodules of ``module``."""
     tensors = [slot.name for places in plain_slots(module) for slot in places]
     return tensors, [name for name, _ in module.named_modules(remove_duplicate=False)]
@@ -88,7 +92,7 @@ def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
     """
     layouts = list(plan_of(share).tensors.values())
     return tuple(
-        axis for axis in range(placement.ndim) if all(each.use[axis] is B for each in layouts)
+        axis for axis in range(placement.ndim) if all(layout.use[axis] is B for layout in layouts)
     )
 
 
@@ -99,24 +103,24 @@ def has_state(module: nn.Module) -> bool:
     use.
     """
     return any(
-        x is not None and key not in each._non_persistent_buffers_set
-        for each in module.modules()
-        for key, x in (*each._parameters.items(), *each._buffers.items())
+        x is not None and key not in submodule._non_persistent_buffers_set
+        for submodule in module.modules()
+        for key, x in (*submodule._parameters.items(), *submodule._buffers.items())
     )
 
 
-def _holder(module: nn.Module) -> nn.Module:
+def _parameter_holder(module: nn.Module) -> nn.Module:
     """Return a module with the own parameters of ``module``, without its submodules."""
-    made = nn.Module()
-    made._parameters = module._parameters
-    return made
+    holder = nn.Module()
+    holder._parameters = module._parameters
+    return holder
 
 
-def _at(root: nn.Module, path: str) -> nn.Module:
+def _module_at(root: nn.Module, path: str) -> nn.Module:
     """Return the module at the dotted ``path`` below ``root``; missing ones are created, empty."""
     for key in path.split(".") if path else ():
-        found = root._modules.get(key)
-        if found is None:
-            found = root._modules[key] = nn.Module()
-        root = found
+        child = root._modules.get(key)
+        if child is None:
+            child = root._modules[key] = nn.Module()
+        root = child
     return root

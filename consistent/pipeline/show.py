@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirrored.readable import readable
+from mirrored.readable import escape_invisible
 
 from ..drawing.files import check_page_path, write
 from .engine import Engine
@@ -36,4 +36,4 @@ def show(engine: Engine, micro_batches: int, path: str | Path | None) -> str:
     picture = SchedulePicture(table if program.losses else table.forwards())
     if path is not None:
         write(path, page(engine.name, program, picture, engine.placements, engine.modules()))
-    return readable(f"{picture.text(blocks=False)}\n\n{program}")
+    return escape_invisible(f"{picture.text(blocks=False)}\n\n{program}")

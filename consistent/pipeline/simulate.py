@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .table import KINDS, Action, Schedule
+from .table import ACTION_KINDS, Action, Schedule
 
 # A backward is as long as two forwards, and its halves are equally long.
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
-def _equal(action: Action) -> float:
+def _default_seconds(action: Action) -> float:
     """Return the duration of an action: a forward takes a second, and a backward two."""
     return SECONDS[action.kind]
 
 
-def _at_once(before: Action, action: Action) -> float:
+def _instant_sending(earlier: Action, action: Action) -> float:
     """Return 0: sending a result takes no time."""
     return 0.0
 
 
 @dataclass(frozen=True)
-class Played:
-    """Result of simulating a schedule (``play``): the times of its actions, and the idle share.
+class ScheduleTiming:
+    """Result of ``simulate_schedule``: the times of the actions of a schedule, and the idle share.
 
     Args:
         times: action -> (begin, end) in seconds.
@@ -36,63 +36,65 @@ class Played:
     bubble: float
 
 
-def play(
+def simulate_schedule(
     table: Schedule,
-    seconds: Callable[[Action], float] = _equal,
-    sending: Callable[[Action, Action], float] = _at_once,
-) -> Played:
+    seconds: Callable[[Action], float] = _default_seconds,
+    send_seconds: Callable[[Action, Action], float] = _instant_sending,
+) -> ScheduleTiming:
     """Simulate ``table``: each placement runs its actions in order, as soon as inputs are there.
 
     Args:
         table: the schedule.
         seconds: (action) -> its duration; by default a backward takes as long as two forwards.
-        sending: (action, later action) -> seconds from the end of the first until the second has
-            its result; by default 0.
+        send_seconds: (action, later action) -> seconds from the end of the first until the second
+            has its result; by default 0.
 
     Raises:
         ValueError: an action waits for one that never runs, as when actions wait in a circle.
     """
     times: dict[Action, tuple[float, float]] = {}
-    at, clock = [0] * len(table.lines), [0.0] * len(table.lines)
-    busy, went, halves = 0.0, True, _halves(table)
-    while went:
-        went = False
+    positions, clock = [0] * len(table.lines), [0.0] * len(table.lines)
+    busy_seconds, progressed, halves = 0.0, True, _first_halves(table)
+    while progressed:
+        progressed = False
         for k, line in enumerate(table.lines):
-            while at[k] < len(line):
-                action = line[at[k]]
-                needs = _needs(action, table.stages, halves)
+            while positions[k] < len(line):
+                action = line[positions[k]]
+                needs = _dependencies(action, table.stages, halves)
                 if any(need not in times for need in needs):
                     break
-                ready = [times[need][1] + sending(need, action) for need in needs]
-                begin, lasts = max([clock[k], *ready]), seconds(action)
-                clock[k] = begin + lasts
+                arrivals = [times[need][1] + send_seconds(need, action) for need in needs]
+                begin, duration = max([clock[k], *arrivals]), seconds(action)
+                clock[k] = begin + duration
                 times[action] = begin, clock[k]
-                busy += lasts
-                at[k] += 1
-                went = True
-    _check_done(table, at, halves)
+                busy_seconds += duration
+                positions[k] += 1
+                progressed = True
+    _check_done(table, positions, halves)
     total = max(clock, default=0.0)
-    return Played(times, total, 1 - busy / (total * len(table.lines)) if total else 0.0)
+    return ScheduleTiming(
+        times, total, 1 - busy_seconds / (total * len(table.lines)) if total else 0.0
+    )
 
 
-def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> None:
-    """Raise if fewer actions of a line are ``done`` than it has.
+def _check_done(table: Schedule, done_counts: Sequence[int], halves: set[Action]) -> None:
+    """Raise if a line has more actions than its count in ``done_counts``.
 
-    ``halves`` is that of ``_halves``.
+    ``halves`` is that of ``_first_halves``.
 
     Raises:
         ValueError: the message says for what the next action of the line waits.
     """
-    for line, count in zip(table.lines, done, strict=True):
+    for line, count in zip(table.lines, done_counts, strict=True):
         if count < len(line):
-            needs = ", ".join(map(str, _needs(line[count], table.stages, halves)))
+            needs = ", ".join(map(str, _dependencies(line[count], table.stages, halves)))
             raise ValueError(
                 f"schedule: {table.name!r} stops before {line[count]}, which waits for what never "
                 f"comes: {needs}."
             )
 
 
-def _halves(table: Schedule) -> set[Action]:
+def _first_halves(table: Schedule) -> set[Action]:
     """Return the actions that compute only the first half of a backward (kind "I").
 
     A stage whose next stage has such an action waits for it instead of the whole backward.
@@ -100,7 +102,7 @@ def _halves(table: Schedule) -> set[Action]:
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 
-def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
+def _dependencies(action: Action, stages: int, halves: set[Action]) -> list[Action]:
     """Return the actions whose results ``action`` needs, on any placement.
 
     A forward needs that of the stage before, and a backward needs its own forward and the backward,
@@ -111,14 +113,14 @@ def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
         return [Action("F", stage - 1, m)] if stage else []
     if kind == "W":
         return [Action("I", stage, m)]
-    before = [Action("F", stage, m)]
+    needed = [Action("F", stage, m)]
     if stage + 1 < stages:
         half = Action("I", stage + 1, m)
-        before.append(half if half in halves else Action("B", stage + 1, m))
-    return before
+        needed.append(half if half in halves else Action("B", stage + 1, m))
+    return needed
 
 
-def check(table: Schedule) -> None:
+def check_schedule(table: Schedule) -> None:
     """Raise if a schedule is not complete, before it is run.
 
     Raises:
@@ -126,13 +128,17 @@ def check(table: Schedule) -> None:
             placement, or an action waits for one that never runs.
     """
     for stage in range(table.stages):
-        mine = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]
-        done = {kind: sorted(a.micro_batch for a in mine if a.kind == kind) for kind in KINDS}
-        every = list(range(table.micro_batches))
-        fits = done["F"] == every and sorted(done["B"] + done["I"]) == every
-        if not fits or done["I"] != done["W"]:
+        actions = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]
+        done = {
+            kind: sorted(a.micro_batch for a in actions if a.kind == kind) for kind in ACTION_KINDS
+        }
+        all_micro_batches = list(range(table.micro_batches))
+        is_complete = (
+            done["F"] == all_micro_batches and sorted(done["B"] + done["I"]) == all_micro_batches
+        )
+        if not is_complete or done["I"] != done["W"]:
             raise ValueError(
                 f"schedule: {table.name!r} of torch.distributed.pipelining does not run stage "
                 f"{stage} once for each of {table.micro_batches} micro-batches: {done}."
             )
-    play(table)
+    simulate_schedule(table)

@@ -66,32 +66,32 @@ def check_stages(what: str, stages: Sequence[Stage]) -> dict[int, Placement]:
         ValueError: a number is missing, a stage has two placements, or two placements share some
             ranks but not all.
     """
-    found: dict[int, Placement] = {}
+    placements: dict[int, Placement] = {}
     for stage in stages:
-        other = found.setdefault(stage.index, stage.placement)
-        if other != stage.placement:
+        placement = placements.setdefault(stage.index, stage.placement)
+        if placement != stage.placement:
             raise ValueError(
-                f"{what}: stage {stage.index} is on {other} and on {stage.placement}.\n"
+                f"{what}: stage {stage.index} is on {placement} and on {stage.placement}.\n"
                 "  All modules of one stage run on one placement.\n"
                 "  Give one of them another stage_id."
             )
-    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    missing = sorted(set(range(max(placements, default=-1) + 1)) - set(placements))
     if missing:
         raise ValueError(
-            f"{what}: stages {sorted(found)} are given, and stage {missing[0]} is not.\n"
+            f"{what}: stages {sorted(placements)} are given, and stage {missing[0]} is not.\n"
             "  Stages are numbered 0, 1, 2, ... in the order in which a batch passes them.\n"
             "  Number them without a gap."
         )
-    ordered = {index: found[index] for index in sorted(found)}
-    _check_apart(what, ordered)
+    ordered = {index: placements[index] for index in sorted(placements)}
+    _check_overlap(what, ordered)
     return ordered
 
 
-def _check_apart(what: str, placements: dict[int, Placement]) -> None:
+def _check_overlap(what: str, placements: dict[int, Placement]) -> None:
     """Raise if two placements share some ranks but not all."""
-    items = list(placements.items())
-    for k, (i, a) in enumerate(items):
-        for j, b in items[:k]:
+    pairs = list(placements.items())
+    for k, (i, a) in enumerate(pairs):
+        for j, b in pairs[:k]:
             shared = set(a.ranks.ravel().tolist()) & set(b.ranks.ravel().tolist())
             if shared and a != b:
                 raise ValueError(

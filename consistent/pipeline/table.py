@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-KINDS = ("F", "B", "I", "W")
+ACTION_KINDS = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):

@@ -36,18 +36,18 @@ class _Copy:
     """Copy that stands for a tied parameter in the modules of one stage while a batch runs.
 
     Args:
-        home: (module, key) of the parameter in the first stage that uses it.
+        first_place: (module, key) of the parameter in the first stage that uses it.
         places: (module, key) of each use of the parameter in this stage.
         leaf: the copy, a leaf in the layout of this stage's plan.
-        of: the parameter while a batch runs, otherwise None.
+        original: the parameter while a batch runs, otherwise None.
     """
 
-    home: Place
+    first_place: Place
     places: list[Place] = field(default_factory=list)
     leaf: Any = None
-    of: Any = None
+    original: Any = None
 
-    def put(self, value: Any) -> None:
+    def set_parameter(self, value: Any) -> None:
         """Make ``value`` the parameter of the stage's modules in each of ``places``."""
         for owner, key in self.places:
             owner._parameters[key] = value
@@ -55,7 +55,7 @@ class _Copy:
                 names = owner._flat_weights_names
                 owner._flat_weights = [getattr(owner, name, None) for name in names]
 
-    def show(self) -> None:
+    def insert(self) -> None:
         """Put the copy into the stage's modules, when a batch begins.
 
         It gets the dtype, shape and ``requires_grad`` that the parameter has then, and no values.
@@ -63,8 +63,8 @@ class _Copy:
         Raises:
             RuntimeError: the modules no longer hold one global parameter in these places.
         """
-        held = [owner._parameters[key] for owner, key in self.places]
-        if not is_global(held[0]) or any(p is not held[0] for p in held):
+        params = [owner._parameters[key] for owner, key in self.places]
+        if not is_global(params[0]) or any(p is not params[0] for p in params):
             owner, key = self.places[0]
             raise RuntimeError(
                 f"pipeline: {key!r} of {type(owner).__name__} is another parameter than the one "
@@ -72,49 +72,49 @@ class _Copy:
                 "with a copy of that one.\n  Write the values into it under torch.no_grad(), or "
                 "replace the parameter before consistent.nn.pipeline."
             )
-        self.of = held[0]
+        self.original = params[0]
         # The parameter may have got another dtype or shape since the last batch, as by half().
-        if (self.leaf.shape, self.leaf.dtype) != (self.of.shape, self.of.dtype):
-            where = {"placement": self.leaf.placement, "sbp": self.leaf.sbp}
-            self.leaf.data = empty(self.of.shape, dtype=self.of.dtype, **where)
+        if (self.leaf.shape, self.leaf.dtype) != (self.original.shape, self.original.dtype):
+            layout = {"placement": self.leaf.placement, "sbp": self.leaf.sbp}
+            self.leaf.data = empty(self.original.shape, dtype=self.original.dtype, **layout)
         self.leaf.grad = None
-        self.leaf.requires_grad_(self.of.requires_grad)
-        self.put(self.leaf)
+        self.leaf.requires_grad_(self.original.requires_grad)
+        self.set_parameter(self.leaf)
 
-    def hide(self) -> None:
+    def remove(self) -> None:
         """Put the parameter back into the stage's modules, and drop the copy's gradient."""
-        if self.of is not None:
-            self.put(self.of)
-        self.of = self.leaf.grad = None
+        if self.original is not None:
+            self.set_parameter(self.original)
+        self.original = self.leaf.grad = None
 
-    def take_values(self) -> None:
+    def copy_value(self) -> None:
         """Copy the parameter's values into ``leaf``; a collective of the two stages' ranks."""
         with torch.no_grad():
-            self.leaf.copy_(self.of.to_global(self.leaf.placement, self.leaf.sbp))
+            self.leaf.copy_(self.original.to_global(self.leaf.placement, self.leaf.sbp))
 
-    def give_gradient(self) -> None:
+    def add_gradient(self) -> None:
         """Add the gradient of ``leaf`` to that of the parameter; a collective, if there is one.
 
         Hooks of the parameter see it.
         """
         if self.leaf.grad is None:
             return
-        p, before = self.of, self.of.grad
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            torch.autograd.backward([p], [self.leaf.grad.to_global(p.placement, p.sbp)])
+        param, old_grad = self.original, self.original.grad
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            torch.autograd.backward([param], [self.leaf.grad.to_global(param.placement, param.sbp)])
             return
         # In the layout that gradients have after backward. Without hooks to call, adding directly
         # is cheaper: another backward would sum the gradient over the ranks once more.
-        sbp = settled_spec(p).sbp if before is None else before.sbp
-        new = self.leaf.grad.to_global(p.placement, sbp)
-        if before is None:
-            set_raw_grad(p, new)
+        sbp = settled_spec(param).sbp if old_grad is None else old_grad.sbp
+        grad = self.leaf.grad.to_global(param.placement, sbp)
+        if old_grad is None:
+            set_raw_grad(param, grad)
         else:
             with torch.no_grad():
-                before.add_(new)
+                old_grad.add_(grad)
 
 
-class Tied:
+class TiedParameters:
     """Parameters that several stages use, with the copy that each stage but the first has of them.
 
     Every rank must call all methods, in the same order.
@@ -123,59 +123,59 @@ class Tied:
     def __init__(self, copies: Sequence[_Copy] = ()) -> None:
         self._copies = list(copies)
 
-    def join(self) -> None:
+    def restore_parameters(self) -> None:
         """Put tied parameters back into all modules, and keep the stages' own leaves as copies.
 
-        ``untie`` made the leaves. Call this method when each stage has laid out its parameters as
-        global tensors, the leaves among them.
+        ``untie_parameters`` made the leaves. Call this method when each stage has laid out its
+        parameters as global tensors, the leaves among them.
         """
         for copy in self._copies:
             owner, key = copy.places[0]
             copy.leaf = owner._parameters[key]
-            owner, key = copy.home
-            copy.put(owner._parameters[key])
+            owner, key = copy.first_place
+            copy.set_parameter(owner._parameters[key])
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def copies_in_modules(self) -> Iterator[None]:
         """Run the block, a batch, with the stages' copies in their modules."""
         try:
             for copy in self._copies:
-                copy.show()
+                copy.insert()
             yield
         finally:
             for copy in self._copies:
-                copy.hide()
+                copy.remove()
 
-    def begin(self) -> None:
+    def copy_values(self) -> None:
         """Copy the values of the parameters into the copies, at the beginning of a batch."""
         for copy in self._copies:
-            copy.take_values()
+            copy.copy_value()
 
-    def end(self) -> None:
+    def add_gradients(self) -> None:
         """Add the gradients of the copies to those of the parameters, at the end of a batch."""
         for copy in self._copies:
-            copy.give_gradient()
+            copy.add_gradient()
 
 
-def untie(stages: Sequence[Sequence[torch.nn.Module]]) -> Tied:
+def untie_parameters(stages: Sequence[Sequence[torch.nn.Module]]) -> TiedParameters:
     """Give each stage its own leaf for a parameter that an earlier stage holds, too.
 
     ``stages`` has the modules of each stage. The leaf shares the parameter's memory until the stage
-    lays it out as a global tensor. ``Tied.join`` undoes it.
+    lays it out as a global tensor. ``TiedParameters.restore_parameters`` undoes it.
     """
     home: dict[int, tuple[int, Place]] = {}  # id of a parameter -> its first stage and place
-    found: dict[tuple[int, int], _Copy] = {}
+    copies: dict[tuple[int, int], _Copy] = {}
     for stage, modules in enumerate(stages):
-        for owner in (each for top in modules for each in top.modules()):
+        for owner in (module for top in modules for module in top.modules()):
             for key, p in owner._parameters.items():
                 if p is None:
                     continue
-                first, place = home.setdefault(id(p), (stage, (owner, key)))
-                if first != stage:
-                    made = found.setdefault((id(p), stage), _Copy(place))
-                    made.places.append((owner, key))
-    for copy in found.values():
-        owner, key = copy.home
+                first_stage, place = home.setdefault(id(p), (stage, (owner, key)))
+                if first_stage != stage:
+                    stage_copy = copies.setdefault((id(p), stage), _Copy(place))
+                    stage_copy.places.append((owner, key))
+    for copy in copies.values():
+        owner, key = copy.first_place
         p: Any = owner._parameters[key]
-        copy.put(torch.nn.Parameter(p.detach(), p.requires_grad))
-    return Tied(list(found.values()))
+        copy.set_parameter(torch.nn.Parameter(p.detach(), p.requires_grad))
+    return TiedParameters(list(copies.values()))

@@ -42,15 +42,15 @@ class Twins:
     """Twins of a model's repeated modules: a shallow copy at each use after the first.
 
     With them each use can be in another stage. Only modules with parameters or saved buffers get
-    twins. Making an instance puts the twins into the model. ``settled`` then removes those that the
-    cut does not need; ``take_back`` removes all.
+    twins. Making an instance puts the twins into the model. ``keep_one_per_stage`` then removes
+    those that the cut does not need; ``restore_modules`` removes all.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._places: list[_Place] = []
-        self._visit(model, "", set())
+        self._insert_twins(model, "", set())
 
-    def _visit(self, module: nn.Module, name: str, seen: set[nn.Module]) -> None:
+    def _insert_twins(self, module: nn.Module, name: str, seen: set[nn.Module]) -> None:
         """Put a twin at each use, below ``module``, of a module that was ``seen`` before.
 
         ``name`` is the name of ``module`` in the model.
@@ -61,18 +61,18 @@ class Twins:
                 continue
             path = f"{name}.{key}" if name else key
             if child not in seen:
-                self._visit(child, path, seen)
+                self._insert_twins(child, path, seen)
             elif has_state(child):
                 place = _Place(module, key, path, child, {})
                 module._modules[key] = _twin(child, place.twin_of)
                 self._places.append(place)
 
-    def take_back(self) -> None:
+    def restore_modules(self) -> None:
         """Put the repeated modules back in place of their twins, after an error."""
         for place in self._places:
             place.parent._modules[place.key] = place.module
 
-    def settled(self, cut: Cut) -> Cut:
+    def keep_one_per_stage(self, cut: Cut) -> Cut:
         """Let each stage keep one object of each module that the model uses repeatedly.
 
         Until now each use had an object of its own (a twin), also in ``cut``, the division of the
@@ -83,25 +83,27 @@ class Twins:
             ValueError: a module that is used in several stages has persistent buffers.
         """
         stage_of = {
-            each: stage
+            module: stage
             for stage, units in enumerate(cut.stages)
             for unit in units
-            for each in unit.module.modules()
+            for module in unit.module.modules()
         }
         # (repeated module, stage) -> module inside it -> the object that this stage keeps.
-        first: dict[tuple, dict[nn.Module, nn.Module]] = {}
-        stand_for: dict[nn.Module, nn.Module] = {}  # object -> the object of the same stage
+        kept_of: dict[tuple, dict[nn.Module, nn.Module]] = {}
+        replacement_of: dict[nn.Module, nn.Module] = {}  # object -> the object of the same stage
         for place in self._places:
             _check_buffers(place, stage_of)
             for twin_of in ({m: m for m in place.twin_of}, place.twin_of):
                 stages = {stage_of[x] for x in twin_of.values() if x in stage_of}
                 if len(stages) == 1:
-                    kept = first.setdefault((place.module, *stages), twin_of)
-                    stand_for |= {twin_of[m]: kept[m] for m in twin_of}
+                    kept_modules = kept_of.setdefault((place.module, *stages), twin_of)
+                    replacement_of |= {twin_of[m]: kept_modules[m] for m in twin_of}
             twin = place.twin_of[place.module]
-            place.parent._modules[place.key] = stand_for.get(twin, twin)
+            place.parent._modules[place.key] = replacement_of.get(twin, twin)
         units = [
-            tuple(replace(unit, module=stand_for.get(unit.module, unit.module)) for unit in stage)
+            tuple(
+                replace(unit, module=replacement_of.get(unit.module, unit.module)) for unit in stage
+            )
             for stage in cut.stages
         ]
         return replace(cut, stages=tuple(units))
@@ -111,31 +113,31 @@ def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
     """Raise if a module with persistent buffers is in another stage than its twin."""
     for module, twin in place.twin_of.items():
         stages = stage_of.get(module), stage_of.get(twin)
-        lasting = set(module._buffers) - module._non_persistent_buffers_set
-        if lasting and stages[0] != stages[1]:
+        persistent = set(module._buffers) - module._non_persistent_buffers_set
+        if persistent and stages[0] != stages[1]:
             raise ValueError(
                 f"pipeline: {place.name!r} is in stage {stages[1]} and is the same "
                 f"{type(place.module).__name__} as one in stage {stages[0]}, and it has the "
-                f"buffers {sorted(lasting)}.\n"
+                f"buffers {sorted(persistent)}.\n"
                 "  What one stage writes into a buffer the other would not see.\n"
                 "  Cut the model so that both places are in one stage, or put a module of its own "
                 "at each, which may share the parameters."
             )
 
 
-def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+def _twin(module: nn.Module, twin_of: dict[nn.Module, nn.Module]) -> nn.Module:
     """Return a shallow copy of ``module`` with twins of its submodules.
 
     It has the same parameters, buffers and hooks, in dicts of its own; ``__init__`` is not run.
-    ``made`` collects {module: twin}.
+    ``twin_of`` collects {module: twin}.
     """
-    if module not in made:
-        twin = made[module] = object.__new__(type(module))  # without running __init__
+    if module not in twin_of:
+        twin = twin_of[module] = object.__new__(type(module))  # without running __init__
         for name, value in vars(module).items():
-            own = type(value) in (dict, OrderedDict, list, set)
-            twin.__dict__[name] = copy.copy(value) if own else value
+            is_container = type(value) in (dict, OrderedDict, list, set)
+            twin.__dict__[name] = copy.copy(value) if is_container else value
         twin._modules = {
-            key: child if child is None else _twin(child, made)
+            key: child if child is None else _twin(child, twin_of)
             for key, child in module._modules.items()
         }
-    return made[module]
+    return twin_of[module]

@@ -23,7 +23,7 @@ from ..rules import table
 from ..rules.candidates import candidates
 from ..rules.choose import Choice, choose
 from ..rules.signature import Call, Operand
-from ..spec import B, NdSbp, TensorSpec, is_one_way
+from ..spec import B, NdSbp, TensorSpec, has_one_partial_kind
 from ..spec.bytes_text import bytes_text
 from .explain import why_whole
 
@@ -60,46 +60,46 @@ class Advice:
         return f"`{self.op}` at {short_site(self.site)} {self.moves}. {self.instead}".rstrip()
 
 
-def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
+def advise(plan: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
     """Return advice on a call's boxing, for the report; None if there is nothing to advise.
 
     There is none if the plan moved nothing, or if no better layout of the operands is known.
 
     Args:
-        made: the plan that has run, that is, what the library decided for the call.
+        plan: the plan that has run, that is, what the library decided for the call.
         specs: the specs of the call's operands.
         site: the ``file:line`` of the call.
     """
-    if not isinstance(made, OnShards) or not made.boxes:
+    if not isinstance(plan, OnShards) or not plan.boxes:
         return None
-    operands = tuple(operand.spec for operand in made.call.operands)
+    operands = tuple(operand.spec for operand in plan.call.operands)
     # A plan may be shared by calls of many sizes; its own byte counts would then be wrong for this
     # call.
     if operands != tuple(specs):
         return None
-    names = _names(made.call)
-    sent = {i: boxing_bytes(operands[i], operands[i].with_layout(to)) for i, to in made.boxes}
+    names = _names(plan.call)
+    sent = {i: boxing_bytes(operands[i], operands[i].with_layout(to)) for i, to in plan.boxes}
     nbytes = sum(sent.values())
     if not nbytes:
         return None
     moves = " and ".join(
-        _moved(names[i], operands[i], operands[i].with_layout(to))
-        for i, to in made.boxes
+        _move_text(names[i], operands[i], operands[i].with_layout(to))
+        for i, to in plan.boxes
         if sent[i]
     )
     moves += f": {bytes_text(nbytes)} a call"
-    if made.choice is None:
-        return Advice(made.name, site, nbytes, moves, f"It {why_whole(made)}.")
-    ways = sorted(_ways(made, made.choice, operands, nbytes), key=lambda way: way.rank)
+    if plan.choice is None:
+        return Advice(plan.name, site, nbytes, moves, f"It {why_whole(plan)}.")
+    ways = sorted(_ways(plan, plan.choice, operands, nbytes), key=lambda way: way.rank)
     best: list[_Way] = []
     for way in ways:  # skip a way that changes the operands of a better way and more
-        if len(best) < MOST_WAYS and not any(each.operands <= way.operands for each in best):
+        if len(best) < MOST_WAYS and not any(better.operands <= way.operands for better in best):
             best.append(way)
     if not best:
         return None
     text = "I" + _sentence(best[0], operands, names)[1:]
     text += "".join(f" Or {_sentence(way, operands, names)}" for way in best[1:])
-    return Advice(made.name, site, nbytes, moves, text)
+    return Advice(plan.name, site, nbytes, moves, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class _Way:
     Args:
         changes: (index of an operand, its new spec).
         result: layouts of the results as text; "" if they stay the same.
-        later: bytes sent to reduce results that become partial through the change.
-        held: bytes of the changed operands that a rank would hold.
+        later_nbytes: bytes sent to reduce results that become partial through the change.
+        held_nbytes: bytes of the changed operands that a rank would hold.
     """
 
     changes: tuple[tuple[int, TensorSpec], ...]  # (operand, its new spec)
     result: str  # layouts of the results; "" if they stay the same
-    later: int  # bytes sent to reduce results that become partial through the change
-    held: int  # bytes of the changed operands that a rank would hold
+    later_nbytes: int  # bytes sent to reduce results that become partial through the change
+    held_nbytes: int  # bytes of the changed operands that a rank would hold
 
     @property
     def operands(self) -> set[int]:
@@ -126,81 +126,87 @@ class _Way:
     @property
     def rank(self) -> tuple[int, int, bool, int]:
         """Sort key of this way; the best way has the least."""
-        return self.later, len(self.changes), bool(self.result), self.held
+        return self.later_nbytes, len(self.changes), bool(self.result), self.held_nbytes
 
 
 def _ways(
-    made: OnShards, choice: Choice, operands: Sequence[TensorSpec], nbytes: int
+    op_plan: OnShards, choice: Choice, operands: Sequence[TensorSpec], nbytes: int
 ) -> Iterator[_Way]:
     """Yield the new layouts of operands that would send less than the present ``nbytes``.
 
     They are found among the op's signatures (layouts of operands and results that it accepts).
 
     Args:
-        made: the plan of the call.
+        op_plan: the plan of the call.
         choice: the layouts that it chose.
         operands: specs of its operands.
     """
-    row = table.find(made.name)
-    by_axis = candidates(row, made.call, made.placement) if row is not None else None
+    row = table.find_row(op_plan.name)
+    by_axis = candidates(row, op_plan.call, op_plan.placement) if row is not None else None
     if row is None or by_axis is None:
         return
-    unlike: set[tuple[NdSbp, ...]] = set()
+    tried: set[tuple[NdSbp, ...]] = set()
     for option in itertools.islice(itertools.product(*by_axis), MOST_OPTIONS):
         ins = tuple(tuple(s.ins[i] for s in option) for i in range(len(operands)))
-        then = [spec.with_sbp(sbp) if is_one_way(sbp) else None for spec, sbp in zip(operands, ins)]
-        if ins in unlike or None in then:
+        new_specs = [
+            spec.with_sbp(sbp) if has_one_partial_kind(sbp) else None
+            for spec, sbp in zip(operands, ins)
+        ]
+        if ins in tried or None in new_specs:
             continue
-        unlike.add(ins)
-        specs = [spec for spec in then if spec is not None]
+        tried.add(ins)
+        specs = [spec for spec in new_specs if spec is not None]
         # Specs are interned, so equal specs are the same object.
         changes = [(i, a, b) for i, (a, b) in enumerate(zip(operands, specs)) if a is not b]
-        if len(changes) > MOST_CHANGES or not all(_may_change(made, *each) for each in changes):
+        if len(changes) > MOST_CHANGES or not all(_may_change(op_plan, *each) for each in changes):
             continue
-        found = _chosen(row, made, specs)
-        if found is None:
+        new_choice = _choose_for(row, op_plan, specs)
+        if new_choice is None:
             continue
-        later = _later(made, found, choice)
-        if later < nbytes:
-            new = "" if found.outs == choice.outs else ", ".join(map(_text, found.outs))
-            held = sum(_held(b) for _, _, b in changes)
-            yield _Way(tuple((i, b) for i, _, b in changes), new, later, held)
+        later_nbytes = _later_bytes(op_plan, new_choice, choice)
+        if later_nbytes < nbytes:
+            new_result = (
+                "" if new_choice.outs == choice.outs else ", ".join(map(_sbp_text, new_choice.outs))
+            )
+            held_nbytes = sum(_local_nbytes(b) for _, _, b in changes)
+            yield _Way(tuple((i, b) for i, _, b in changes), new_result, later_nbytes, held_nbytes)
 
 
-def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -> bool:
-    """Return whether advice may suggest that an operand has the layout ``then`` instead of ``now``.
+def _may_change(op_plan: OnShards, index: int, present: TensorSpec, proposed: TensorSpec) -> bool:
+    """Return whether advice may suggest the spec ``proposed`` for an operand that has ``present``.
 
     The target of an in-place op must keep its layout. Partial sums must stay, too, since they have
     to be reduced somewhere in any case.
     """
-    if made.inplace and index == 0:
+    if op_plan.inplace and index == 0:
         return False
-    pairs = zip(now.sbp, then.sbp, strict=True)
+    pairs = zip(present.sbp, proposed.sbp, strict=True)
     return not any((a.is_partial or b.is_partial) and a is not b for a, b in pairs)
 
 
-def _later(made: OnShards, found: Choice, choice: Choice) -> int:
-    """Return the bytes sent to reduce results that are partial by ``found`` and not by ``choice``.
+def _later_bytes(op_plan: OnShards, new_choice: Choice, choice: Choice) -> int:
+    """Return the bytes sent to reduce results that a change of layouts makes partial.
 
-    ``choice`` is what the op chose, ``found`` what it would choose after the change. The bytes are
-    those of the busiest rank.
+    ``choice`` is what the op chose, ``new_choice`` what it would choose after the change. The bytes
+    are those of the busiest rank.
     """
     total = 0
-    for out, then, now in zip(made.call.outs, found.outs, choice.outs, strict=True):
-        summed = tuple(
-            B if b.is_partial and not a.is_partial else b for a, b in zip(now, then, strict=True)
+    for out, new_sbp, old_sbp in zip(op_plan.call.outs, new_choice.outs, choice.outs, strict=True):
+        reduced = tuple(
+            B if b.is_partial and not a.is_partial else b
+            for a, b in zip(old_sbp, new_sbp, strict=True)
         )
-        spec = TensorSpec.of(made.placement, then, out.shape, out.dtype)
-        total += boxing_bytes(spec, spec.with_sbp(summed))
+        spec = TensorSpec.of(op_plan.placement, new_sbp, out.shape, out.dtype)
+        total += boxing_bytes(spec, spec.with_sbp(reduced))
     return total
 
 
-def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choice | None:
-    """Return the layouts that the op of ``made`` would choose for operands of ``specs``.
+def _choose_for(row: table.Row, op_plan: OnShards, specs: Sequence[TensorSpec]) -> Choice | None:
+    """Return the layouts that the op of ``op_plan`` would choose for operands of ``specs``.
 
     Return None if it would then box an operand. ``row`` has the rule of the op.
     """
-    old = made.call
+    old = op_plan.call
     operands = tuple(Operand(o.index, spec) for o, spec in zip(old.operands, specs, strict=True))
     args, kwargs = fill(tuple(old.args), operands), fill(dict(old.kwargs), operands)
     call = Call(
@@ -215,46 +221,47 @@ def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choi
         old.tracked,
     )
     call.subscript = old.subscript
-    by_axis = candidates(row, call, made.placement)
-    pin = specs[0].sbp if made.inplace else None
-    found = None if by_axis is None else choose(call, specs, by_axis, pin)
-    if found is None or by_axis is None or found.ins != tuple(spec.sbp for spec in specs):
+    by_axis = candidates(row, call, op_plan.placement)
+    pin = specs[0].sbp if op_plan.inplace else None
+    new_choice = None if by_axis is None else choose(call, specs, by_axis, pin)
+    if new_choice is None or by_axis is None or new_choice.ins != tuple(spec.sbp for spec in specs):
         return None
     for axis, options in enumerate(by_axis):
-        form = found.form if axis in found.form_axes else None
-        ins, outs = ([sbp[axis] for sbp in side] for side in (found.ins, found.outs))
-        same = [o for o in options if [*o.ins] == ins and [*o.outs] == outs and o.form == form]
-        if any(option.nbytes for option in same):
+        form = new_choice.form if axis in new_choice.form_axes else None
+        ins, outs = ([sbp[axis] for sbp in side] for side in (new_choice.ins, new_choice.outs))
+        matching = [o for o in options if [*o.ins] == ins and [*o.outs] == outs and o.form == form]
+        if any(option.nbytes for option in matching):
             return None
-    return found
+    return new_choice
 
 
 def _names(call: Call) -> list[str]:
     """Return the parameter name of each operand in backquotes, or ``operand 0`` without a name."""
     names = [f"operand {i}" for i in range(len(call.operands))]
-    given = [*zip(call.params, call.args), *call.kwargs.items()]
-    for name, value in given:
+    arguments = [*zip(call.params, call.args), *call.kwargs.items()]
+    for name, value in arguments:
         if isinstance(value, Operand):
             names[value.index] = f"`{name}`"
     return names
 
 
-def _moved(name: str, src: TensorSpec, dst: TensorSpec) -> str:
+def _move_text(name: str, src: TensorSpec, dst: TensorSpec) -> str:
     kinds = dict.fromkeys(_VERBS.get(move.kind, "") for move in plan(src, dst))
     verbs = " and ".join(filter(None, kinds)) or "moves"
-    return f"{verbs} {name}, {_short(src)}, to {_text(dst.sbp)}"
+    return f"{verbs} {name}, {_short_spec(src)}, to {_sbp_text(dst.sbp)}"
 
 
 def _sentence(way: _Way, operands: Sequence[TensorSpec], names: list[str]) -> str:
     parts = []
-    for index, then in way.changes:
-        more = _held(then) - _held(operands[index])
-        memory = f" ({bytes_text(more)} more on each rank)" if more > 0 else ""
-        parts.append(f"{names[index]} came as {_text(then.sbp)}{memory}")
+    for index, new_spec in way.changes:
+        extra_nbytes = _local_nbytes(new_spec) - _local_nbytes(operands[index])
+        memory = f" ({bytes_text(extra_nbytes)} more on each rank)" if extra_nbytes > 0 else ""
+        parts.append(f"{names[index]} came as {_sbp_text(new_spec.sbp)}{memory}")
     text = f"if {' and '.join(parts)}, nothing would move here"
-    if way.later:
+    if way.later_nbytes:
         text += (
-            f"; the result would be {way.result}, whose sum sends {bytes_text(way.later)} at most"
+            f"; the result would be {way.result}, whose sum sends "
+            f"{bytes_text(way.later_nbytes)} at most"
         )
     elif way.result:
         text += f"; the result would be {way.result}"
@@ -263,16 +270,16 @@ def _sentence(way: _Way, operands: Sequence[TensorSpec], names: list[str]) -> st
     return f"{text}."
 
 
-def _held(spec: TensorSpec) -> int:
+def _local_nbytes(spec: TensorSpec) -> int:
     count = spec.dtype.itemsize
     for size in spec.local_shape(None):
         count *= size
     return count
 
 
-def _short(spec: TensorSpec) -> str:
+def _short_spec(spec: TensorSpec) -> str:
     return repr(spec).partition(" on ")[0]
 
 
-def _text(sbp: NdSbp) -> str:
+def _sbp_text(sbp: NdSbp) -> str:
     return str(sbp[0]) if len(sbp) == 1 else str(sbp)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..drawing.files import write
 from ..drawing.words import short_site
@@ -45,10 +45,10 @@ class Change:
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
-        alike = a.layouts.keys() == b.layouts.keys() and a.boxings.keys() == b.boxings.keys()
+        same_layouts = a.layouts.keys() == b.layouts.keys() and a.boxings.keys() == b.boxings.keys()
         # Bytes per call are compared by cross-multiplication, so that a count of 0 needs no
         # division.
-        if not alike or a.whole != b.whole or a.nbytes * b.count != b.nbytes * a.count:
+        if not same_layouts or a.whole != b.whole or a.nbytes * b.count != b.nbytes * a.count:
             return "changed"
         if a.nbytes != b.nbytes and not a.count:  # bytes of backward, which has no count
             return "changed"
@@ -72,7 +72,7 @@ class Change:
             parts = [most_common(line.layouts), most_common(line.boxings)]
             return [f"{self.kind}: {'; boxes '.join(filter(None, parts)) or 'ran'}"]
         a, b = self.before, self.after
-        found = [
+        sentences = [
             f"{word}: {most_common(one) or 'none'}  =>  {most_common(other) or 'none'}"
             for word, one, other in (
                 ("layouts", a.layouts, b.layouts),
@@ -81,10 +81,10 @@ class Change:
             if one.keys() != other.keys()
         ]
         if a.whole != b.whole:
-            found.append("runs whole on every rank now" if b.whole else "no longer runs whole")
+            sentences.append("runs whole on every rank now" if b.whole else "no longer runs whole")
         if a.count != b.count:
-            found.append(f"count: {a.count} => {b.count}")
-        return found
+            sentences.append(f"count: {a.count} => {b.count}")
+        return sentences
 
     @property
     def _line(self) -> Line:
@@ -110,26 +110,26 @@ class Difference:
     @property
     def changed(self) -> list[Change]:
         """The changes in layouts, boxings or bytes, the largest change of bytes first."""
-        found = [c for c in self.changes if c.kind in ("new", "gone", "changed")]
-        return sorted(found, key=lambda c: -abs(c.nbytes))
+        changes = [c for c in self.changes if c.kind in ("new", "gone", "changed")]
+        return sorted(changes, key=lambda c: -abs(c.nbytes))
 
     def summary(self) -> str:
         """Return one sentence on how many more or fewer bytes were sent."""
         kinds = Counter(change.kind for change in self.changes)
-        now = f"{bytes_text(self.before)} before, {bytes_text(self.after)} after"
+        totals = f"{bytes_text(self.before)} before, {bytes_text(self.after)} after"
         if self.before and self.before != self.after:
-            now += f" ({(self.after - self.before) / self.before:+.0%})"
-        named = [f"{kinds[k]} {k}" for k in ("changed", "new", "gone") if kinds[k]]
+            totals += f" ({(self.after - self.before) / self.before:+.0%})"
+        parts = [f"{kinds[k]} {k}" for k in ("changed", "new", "gone") if kinds[k]]
         rest = [f"{kinds['count']} alike that ran more or less often"] if kinds["count"] else []
         rest += [f"{kinds['same']} alike"] if kinds["same"] else []
-        return f"Bytes sent: {now}. Lines: {', '.join(named + rest) or 'none'}."
+        return f"Bytes sent: {totals}. Lines: {', '.join(parts + rest) or 'none'}."
 
     def __str__(self) -> str:
         out = [self.summary()]
         for change in self.changed:
             sent = f"{change.nbytes:+,} bytes" if change.nbytes else "the same bytes"
-            out.append(in_a_line(f"  {change.op} at {change.where}: {sent}"))
-            out += [in_a_line(f"      {text}") for text in change.differences()]
+            out.append(on_one_line(f"  {change.op} at {change.where}: {sent}"))
+            out += [on_one_line(f"      {text}") for text in change.differences()]
         return "\n".join(out)
 
     __repr__ = __str__
@@ -137,7 +137,7 @@ class Difference:
     def html(self) -> str:
         """Return the difference as a self-contained HTML page."""
         rows = [
-            (c.kind, c.op, c.where, c.nbytes, "\n".join(map(in_a_line, c.differences())))
+            (c.kind, c.op, c.where, c.nbytes, "\n".join(map(on_one_line, c.differences())))
             for c in self.changed
         ]
         return difference_page(self.summary(), rows)
@@ -149,15 +149,17 @@ class Difference:
 
 def difference(before: Sequence[Line], after: Sequence[Line]) -> Difference:
     """Pair the lines of two reports by op and call site, and return the changes."""
-    theirs = {(line.op, line.site): line for line in after}
-    pairs = [(line, theirs.pop((line.op, line.site), None)) for line in before]
-    left: dict[tuple[str, str], list[Line]] = {}
-    for line in theirs.values():
-        left.setdefault((line.op, line.site.rpartition(":")[0]), []).append(line)
+    lines_after = {(line.op, line.site): line for line in after}
+    pairs = [(line, lines_after.pop((line.op, line.site), None)) for line in before]
+    unpaired: dict[tuple[str, str], list[Line]] = {}
+    for line in lines_after.values():
+        unpaired.setdefault((line.op, line.site.rpartition(":")[0]), []).append(line)
     changes = []
-    for line, found in pairs:
-        if found is None and (moved := left.get((line.op, line.site.rpartition(":")[0]))):
-            found = moved.pop(0)
-        changes.append(Change(line, found))
-    changes += [Change(None, line) for lines in left.values() for line in lines]
+    for line, counterpart in pairs:
+        if counterpart is None and (
+            same_op := unpaired.get((line.op, line.site.rpartition(":")[0]))
+        ):
+            counterpart = same_op.pop(0)
+        changes.append(Change(line, counterpart))
+    changes += [Change(None, line) for lines in unpaired.values() for line in lines]
     return Difference(changes, sum(x.nbytes for x in before), sum(x.nbytes for x in after))

@@ -22,17 +22,17 @@ from ..dispatch.plans.plan import OtherCall, Plan
 from ..dispatch.plans.shards import attach, is_global
 from ..dispatch.running.on_lists import OnLists
 from ..dispatch.running.on_shards import OnShards
-from ..graph.stand_ins import outside
+from ..graph.stand_ins import outside_all_placements
 from ..movement.between_hosts import bytes_between
 from ..rules import table
 from ..rules.candidates import candidates
-from ..rules.choose import cut_elsewhere, seconds
+from ..rules.choose import estimated_seconds, pieces_by_other_axes
 from ..rules.signature import Signature
 from ..spec import TensorSpec
-from .followed import Followed, FollowedBoxing
+from .followed import FollowedBoxing, FollowedCall
 from .replaced_state import replaced_state
 
-_WHY = "explain sends nothing, and here a value is needed"
+_REASON = "explain sends nothing, and here a value is needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Explained:
     is not known: before ranks have communicated, and on GPUs."""
 
     def __str__(self) -> str:
-        given = ", ".join(map(repr, self.operands))
+        operands = ", ".join(map(repr, self.operands))
         sent = f"; {self.nbytes:,} bytes" if self.operands else ""
         sent += f", {self.between:,} of all ranks from host to host" if self.between else ""
         lines = [f"{self.name}: {self.how}{sent}"]
-        lines += [f"  given {given}"] if given else []
+        lines += [f"  given {operands}"] if operands else []
         for axis, options in enumerate(self.axes):
             lines += [f"  axis {axis}", *("    " + row for row in _table(options))]
         return "\n".join(lines)
@@ -135,18 +135,21 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
         raise TypeError(
             f"explain: func is {func!r}, and not a function. Write explain(torch.matmul, x, w)."
         )
-    given: list[Any] = []
-    collect((args, kwargs), given)
-    if not any(map(is_global, given)):
+    tensors: list[Any] = []
+    collect((args, kwargs), tensors)
+    if not any(map(is_global, tensors)):
         raise TypeError(
             f"explain: no argument of {getattr(func, '__name__', func)} is a global tensor.\n"
             "  Plain tensors run as torch runs them, and there is nothing to choose.\n"
             "  Give it global tensors: consistent.distribute(x, placement, sbp)."
         )
     stopped, transport = "", current()
-    with outside(_WHY, 1, plan_each=True), replaced_state(func, (args, kwargs)) as leaves:
-        followed = Followed(leaves)
-        stand_ins = [_stand_in(x) for x in given]
+    with (
+        outside_all_placements(_REASON, 1, plan_each=True),
+        replaced_state(func, (args, kwargs)) as leaves,
+    ):
+        followed = FollowedCall(leaves)
+        stand_ins = [_stand_in(x) for x in tensors]
         args, kwargs = with_tensors(args, kwargs, stand_ins)
         try:
             with followed.tracer.tracing():
@@ -154,18 +157,18 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
         except Exception as error:  # noqa: BLE001 - the call needs a value, or torch refuses it
             stopped = f"{type(error).__name__}: {error}"
             # With no op met, there is nothing to explain, and the error is the caller's.
-            if not followed.met:
+            if not followed.events:
                 raise
         ops = [
-            _boxed(each, transport)
-            if isinstance(each, FollowedBoxing)
-            else _explain(each, transport)
-            for each in followed.met
+            _explain_boxing(item, transport)
+            if isinstance(item, FollowedBoxing)
+            else _explain_plan(item, transport)
+            for item in followed.events
         ]
     return Explanation([op for op in ops if op is not None], stopped)
 
 
-def _boxed(boxing: FollowedBoxing, transport: Transport) -> Explained:
+def _explain_boxing(boxing: FollowedBoxing, transport: Transport) -> Explained:
     name, src, dst, moves = boxing
     result = str(dst.sbp[0] if len(dst.sbp) == 1 else dst.sbp)
     between = bytes_between(src, moves, transport=transport)
@@ -183,7 +186,7 @@ def _stand_in(x: torch.Tensor) -> Any:
     return attach(empty.clone(), spec)
 
 
-def _explain(plan: Plan, transport: Transport) -> Explained | None:
+def _explain_plan(plan: Plan, transport: Transport) -> Explained | None:
     if isinstance(plan, OnLists):
         return Explained(plan.name, "runs on lists of shards", (), "", 0)
     if isinstance(plan, OtherCall) and plan.opens:
@@ -198,19 +201,21 @@ def _explain(plan: Plan, transport: Transport) -> Explained | None:
         # An operand that the op writes to is boxed back afterwards.
         nbytes += boxing_bytes(boxed, operands[i]) if i in plan.writes else 0
         routes += [(operands[i], boxed)] + ([(boxed, operands[i])] if i in plan.writes else [])
-    sent = [bytes_between(a, plan_boxing(a, b), transport=transport) for a, b in routes]
-    between = None if None in sent else sum(filter(None, sent))
+    between_nbytes = [bytes_between(a, plan_boxing(a, b), transport=transport) for a, b in routes]
+    between = None if None in between_nbytes else sum(filter(None, between_nbytes))
     if plan.choice is None:
         return Explained(plan.name, why_whole(plan), operands, "B", nbytes, between=between)
-    row = table.find(plan.name)
+    row = table.find_row(plan.name)
     assert row is not None
     axes = candidates(row, plan.call, plan.placement)
     assert axes is not None
-    found = tuple(_on_axis(plan, operands, options, axis) for axis, options in enumerate(axes))
-    nbytes += sum(_chosen(options).signature.nbytes for options in found)
+    by_axis = tuple(
+        _candidates_on_axis(plan, operands, options, axis) for axis, options in enumerate(axes)
+    )
+    nbytes += sum(_chosen_candidate(options).signature.nbytes for options in by_axis)
     result = ", ".join(str(s[0] if len(s) == 1 else s) for s in plan.choice.outs)
     how = f"runs by {plan.choice.form}" if plan.choice.form else "runs on the shards"
-    return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found, between)
+    return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, by_axis, between)
 
 
 def why_whole(plan: OnShards) -> str:
@@ -218,18 +223,18 @@ def why_whole(plan: OnShards) -> str:
 
     A whole op is one for which no rule for shards fits.
     """
-    if table.find(plan.name) is None:
+    if table.find_row(plan.name) is None:
         return "runs whole on every rank, for it has no row"
     if plan.inplace:
         return "runs whole and is boxed back, for no signature keeps the layout of its target"
     return "runs whole on every rank, for its row does not fit this call"
 
 
-def _chosen(options: Sequence[Candidate]) -> Candidate:
+def _chosen_candidate(options: Sequence[Candidate]) -> Candidate:
     return next(option for option in options if option.chosen)
 
 
-def _on_axis(
+def _candidates_on_axis(
     plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
     """Return the candidates on one placement axis: the chosen one first, then the cheapest.
@@ -243,11 +248,14 @@ def _on_axis(
     assert choice is not None
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
-    made: list[Candidate] = []
-    cuts = [cut_elsewhere(operands[0].placement, sbp, axis) for sbp in choice.outs]
-    keeps = operands[0].sbp[axis] if plan.inplace else None  # in place, the target keeps its SBP
+    found_candidates: list[Candidate] = []
+    cuts = [pieces_by_other_axes(operands[0].placement, sbp, axis) for sbp in choice.outs]
+    # In place, the target keeps its SBP.
+    target_sbp = operands[0].sbp[axis] if plan.inplace else None
     for option in dict.fromkeys(options):
-        if keeps is not None and (option.ins[0] is not keeps or option.outs[0] is not keeps):
+        if target_sbp is not None and (
+            option.ins[0] is not target_sbp or option.outs[0] is not target_sbp
+        ):
             continue
         boxes, nbytes = [], option.nbytes
         for index, (spec, want) in enumerate(zip(operands, option.ins, strict=True)):
@@ -255,12 +263,12 @@ def _on_axis(
                 target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
                 boxes.append(f"{index}: {spec.sbp[axis]}->{want}")
                 nbytes += boxing_bytes(spec, target)
-        cost = seconds(plan.call, operands, option, axis, cuts)
-        taken = [*option.ins] == ins and [*option.outs] == outs and option.form == form
+        cost = estimated_seconds(plan.call, operands, option, axis, cuts)
+        is_chosen = [*option.ins] == ins and [*option.outs] == outs and option.form == form
         # Several signatures may match the choice on this axis; only the first is marked.
-        taken = taken and not any(other.chosen for other in made)
-        made.append(Candidate(option, tuple(boxes), nbytes, cost, taken))
-    return tuple(sorted(made, key=lambda c: (not c.chosen, c.seconds)))
+        is_chosen = is_chosen and not any(candidate.chosen for candidate in found_candidates)
+        found_candidates.append(Candidate(option, tuple(boxes), nbytes, cost, is_chosen))
+    return tuple(sorted(found_candidates, key=lambda c: (not c.chosen, c.seconds)))
 
 
 def _table(options: Sequence[Candidate]) -> list[str]:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from ..drawing.pages.canvas import MOST_DRAWN, canvas
 from ..drawing.pages.html import (
     bars,
+    boxing_html,
     cell,
-    escaped,
+    escape,
     frame,
-    labelled,
-    moved,
+    layout_html,
     number,
     numbers,
     search,
@@ -52,7 +52,7 @@ def page(
     if lines:
         parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
     else:
-        parts = [f"<p>{_marked(EMPTY)}</p>"]
+        parts = [f"<p>{_mark_up(EMPTY)}</p>"]
     return frame("What ran", summary, "\n".join(parts))
 
 
@@ -76,9 +76,9 @@ def _advice(advice: Sequence[Advice]) -> str:
     if not advice:
         return ""
     items = "".join(
-        f"<li><code>{escaped(each.op)}</code> at <code title='{escaped(each.site)}'>"
-        f"{escaped(short_site(each.site))}</code> {_marked(each.moves)}. "
-        f"<span class=do>{_marked(each.instead)}</span></li>"
+        f"<li><code>{escape(each.op)}</code> at <code title='{escape(each.site)}'>"
+        f"{escape(short_site(each.site))}</code> {_mark_up(each.moves)}. "
+        f"<span class=do>{_mark_up(each.instead)}</span></li>"
         for each in advice[:_MOST_ADVICE]
     )
     more = len(advice) - _MOST_ADVICE
@@ -90,16 +90,16 @@ def _advice(advice: Sequence[Advice]) -> str:
     )
 
 
-def _marked(text: str) -> str:
+def _mark_up(text: str) -> str:
     """Return ``text`` as HTML, with names in backquotes as code and SBPs as coloured labels."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", labelled(text))
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", layout_html(text))
 
 
 def _bars(lines: Sequence[Line]) -> str:
     sent: Counter[str] = Counter()
     for line in lines:
         sent[line.op] += line.nbytes
-    rows = [(escaped(op), n) for op, n in sent.most_common() if n]
+    rows = [(escape(op), n) for op, n in sent.most_common() if n]
     return f"<h2>Bytes by op</h2>{bars(rows)}" if rows else ""
 
 
@@ -118,23 +118,23 @@ def _program(lines: Sequence[Line]) -> str:
 def _row(i: int, line: Line) -> list[str]:
     tag = " <span class=tag>whole</span>" if line.whole else ""
     tag += " <span class='tag plain'>compiled</span>" if line.compiled and line.count else ""
-    alone = len(line.layouts) == 1  # the count of the only layout is that of the line
-    layouts = [labelled(times(k, 1 if alone else n)) for k, n in line.layouts.most_common(4)]
-    boxings = [moved(times(*item)) for item in line.boxings.most_common(4)]
-    for shown, counts in ((layouts, line.layouts), (boxings, line.boxings)):
+    is_single = len(line.layouts) == 1  # the count of the only layout is that of the line
+    layouts = [layout_html(times(k, 1 if is_single else n)) for k, n in line.layouts.most_common(4)]
+    boxings = [boxing_html(times(*item)) for item in line.boxings.most_common(4)]
+    for texts, counts in ((layouts, line.layouts), (boxings, line.boxings)):
         if len(counts) > 4:
-            shown.append(f"<span class=note>and {len(counts) - 4} more</span>")
+            texts.append(f"<span class=note>and {len(counts) - 4} more</span>")
     source = source_line(line.site)
-    place = f"<span title='{escaped(line.site)}'>{escaped(short_site(line.site))}</span>"
+    place = f"<span title='{escape(line.site)}'>{escape(short_site(line.site))}</span>"
     return [
         number(i, str(i + 1)),
-        cell(f"<code>{escaped(line.op)}</code>{tag}"),
+        cell(f"<code>{escape(line.op)}</code>{tag}"),
         number(line.count, f"{line.count:,}" if line.count else ""),
         cell("<br>".join(layouts), "lays"),
         cell("<br>".join(boxings), "moves"),
         number(line.nbytes, bytes_text(line.nbytes) if line.nbytes else ""),
         cell(
-            place + (f"<code title='{escaped(source)}'>{escaped(source)}</code>" if source else ""),
+            place + (f"<code title='{escape(source)}'>{escape(source)}</code>" if source else ""),
             "site",
         ),
     ]
@@ -144,32 +144,34 @@ def _times(timeline: Timeline | None) -> str:
     if timeline is None or not timeline.events:
         return ""
     zero = min(event.begin for event in timeline.events)
-    met = {event.kind for event in timeline.events}
+    present_kinds = {event.kind for event in timeline.events}
     # The lane of compiled steps is drawn only if there are any.
-    kinds = [kind for kind in _LANES if kind in met or kind in ("op", "boxing", "backward")]
-    drawn = [
+    kinds = [
+        kind for kind in _LANES if kind in present_kinds or kind in ("op", "boxing", "backward")
+    ]
+    rows = [
         (
             kinds.index(event.kind),
             event.name,
             round((event.begin - zero) / 1e3, 2),
             -1 if event.end is None else round((event.end - event.begin) / 1e3, 2),
             short_site(event.site),
-            " \u00b7 ".join(filter(None, (event.detail, _bytes(event.nbytes)))),
+            " \u00b7 ".join(filter(None, (event.detail, _bytes_or_empty(event.nbytes)))),
         )
         for event in timeline.events[:MOST_DRAWN]
     ]
-    left = len(timeline.events) + timeline.left_out - len(drawn)
+    left_out = len(timeline.events) + timeline.left_out - len(rows)
     rest = (
-        f" The first {len(drawn):,} events are drawn, and {left:,} later ones are not."
-        if left
+        f" The first {len(rows):,} events are drawn, and {left_out:,} later ones are not."
+        if left_out
         else ""
     )
     note = (
         "Boxings that an op waits for lie below it. A thin line is a boxing that goes on beside "
         f"the program. On a GPU these are the times at which work was handed over.{rest}"
     )
-    return canvas(f"Timeline of rank {timeline.rank}", note, [_LANES[k] for k in kinds], drawn)
+    return canvas(f"Timeline of rank {timeline.rank}", note, [_LANES[k] for k in kinds], rows)
 
 
-def _bytes(count: int) -> str:
+def _bytes_or_empty(count: int) -> str:
     return bytes_text(count) if count else ""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..autograd.leaves import watch_leaf
-from ..compiled.reached import Reached, find
+from ..compiled.reached import ReachableState, find_reachable_state
 from ..compiled.sources import ABSENT, Source
 from ..dispatch.plans.shards import is_global
 from ..graph.stand_ins import stand_in
@@ -33,42 +33,42 @@ def replaced_state(func: Callable[..., Any], given: Any) -> Iterator[list[Any]]:
         func: the function; modules and optimizers are found as for a compiled step.
         given: its arguments, whose modules and optimizers count as reached.
     """
-    reached, made = find(func, given), _StandIns()
+    reached, replacements = find_reachable_state(func, given), _Replacements()
     states = [(optimizer, optimizer.state) for optimizer in reached.optimizers]
-    kept: list[tuple[Source, torch.Tensor]] = []
+    originals: list[tuple[Source, torch.Tensor]] = []
     try:
         for place in _places(reached):
             x = place.read()
             with suppress(AttributeError, TypeError):  # the place may be fixed, as of a property
-                place.write(made.of(x))
-                kept.append((place, x))
+                place.write(replacements.replacement(x))
+                originals.append((place, x))
         for optimizer, state in states:
-            optimizer.state = made.of_state(state)
-        yield made.leaves
+            optimizer.state = replacements.state_replacement(state)
+        yield replacements.leaves
     finally:
-        for place, x in reversed(kept):
+        for place, x in reversed(originals):
             place.write(x)
         for optimizer, state in states:
             optimizer.state = state
 
 
-def _places(reached: Reached) -> list[Source]:
+def _places(reached: ReachableState) -> list[Source]:
     """Return where each reached tensor is kept, such as a module's attribute.
 
     Gradients are left out, and places that cannot be written to, such as tuples. Of a tensor that
     is kept in several places, ``reached.sources`` has the first place, and ``reached.guards`` the
     other places.
     """
-    others = [Source(g.store, g.key, g.path) for g in reached.guards if g.value is not ABSENT]
-    found = [
+    other_places = [Source(g.store, g.key, g.path) for g in reached.guards if g.value is not ABSENT]
+    places = [
         place
-        for place in (*reached.sources, *others)
+        for place in (*reached.sources, *other_places)
         if not isinstance(place.store, torch.Tensor | tuple)
     ]
-    return [place for place in found if isinstance(place.read(), torch.Tensor)]
+    return [place for place in places if isinstance(place.read(), torch.Tensor)]
 
 
-class _StandIns:
+class _Replacements:
     """The replacements of tensors, one for each tensor; they are made when first asked for.
 
     ``leaves`` has those that are global leaves of autograd.
@@ -76,35 +76,39 @@ class _StandIns:
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
-        self._made: dict[int, Any] = {}
+        self._by_id: dict[int, Any] = {}
         self._alive: list[torch.Tensor] = []
 
-    def of(self, x: torch.Tensor) -> Any:
+    def replacement(self, x: torch.Tensor) -> Any:
         """Return the tensor that replaces ``x``, with a replaced gradient if ``x`` has one."""
-        if id(x) not in self._made:
-            plain = not is_global(x)
-            new = x.detach().clone().requires_grad_(x.requires_grad) if plain else stand_in(x)
-            self._made[id(x)] = new
+        if id(x) not in self._by_id:
+            is_plain = not is_global(x)
+            substitute = (
+                x.detach().clone().requires_grad_(x.requires_grad) if is_plain else stand_in(x)
+            )
+            self._by_id[id(x)] = substitute
             self._alive.append(x)  # so that its id stays its own
-            if not plain:
+            if not is_plain:
                 # What the library keeps of a parameter: the layouts of its gradient and its step.
-                vars(new).update({key: v for key, v in vars(x).items() if key not in vars(new)})
+                vars(substitute).update(
+                    {key: v for key, v in vars(x).items() if key not in vars(substitute)}
+                )
             if x.requires_grad and x.is_leaf:
-                if not plain:
-                    watch_leaf(new)
-                    self.leaves.append(new)
-                new.grad = None if x.grad is None else self.of(x.grad)
-        return self._made[id(x)]
+                if not is_plain:
+                    watch_leaf(substitute)
+                    self.leaves.append(substitute)
+                substitute.grad = None if x.grad is None else self.replacement(x.grad)
+        return self._by_id[id(x)]
 
-    def of_state(self, state: Any) -> Any:
+    def state_replacement(self, state: Any) -> Any:
         """Return an optimizer's state with the replacement of each parameter as its key.
 
         The dict of each parameter is copied, so that a step does not change the original.
         """
         new: Any = defaultdict(dict)
         for param, values in state.items():
-            tensors = isinstance(param, torch.Tensor)
-            new[self.of(param) if tensors else param] = (
+            is_tensor = isinstance(param, torch.Tensor)
+            new[self.replacement(param) if is_tensor else param] = (
                 dict(values) if isinstance(values, dict) else values
             )
         return new

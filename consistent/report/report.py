@@ -79,8 +79,8 @@ class Report:
         Each advice considers one op alone: it does not know where the operands come from, nor where
         else they are used.
         """
-        found = [advice for advice in self._advice.values() if advice is not None]
-        return sorted(found, key=lambda each: -self._lines[each.op, each.site].nbytes)
+        advices = [advice for advice in self._advice.values() if advice is not None]
+        return sorted(advices, key=lambda each: -self._lines[each.op, each.site].nbytes)
 
     def count(self, op: str) -> int:
         """Return how often ``op`` ran."""
@@ -92,25 +92,25 @@ class Report:
 
     def bytes_by_op(self) -> dict[str, int]:
         """Return op -> bytes of its redistributions (boxings), largest first, without zeros."""
-        found: Counter[str] = Counter()
+        nbytes_by_op: Counter[str] = Counter()
         for line in self.lines:
-            found[line.op] += line.nbytes
-        return {op: nbytes for op, nbytes in found.most_common() if nbytes}
+            nbytes_by_op[line.op] += line.nbytes
+        return {op: nbytes for op, nbytes in nbytes_by_op.most_common() if nbytes}
 
     # -- callbacks of the tracer -------------------------------------------------------------------
 
     def _line(self, op: str, site: str) -> Line:
         return self._lines.setdefault((op, site), Line(op, site))
 
-    def _starts(self, plan: plans.Plan) -> None:
+    def _on_op_begin(self, plan: plans.Plan) -> None:
         """Note that an op begins, so that boxings that run inside it count for this op.
 
-        When the op ends, ``_op`` restores the name of its caller.
+        When the op ends, ``_on_op_end`` restores the name of its caller.
         """
-        self._calling().append((plan, check_mode.current()))
-        check_mode.calling(plan.name)
+        self._running_plans().append((plan, check_mode.current_op()))
+        check_mode.set_current_op(plan.name)
 
-    def _op(
+    def _on_op_end(
         self,
         plan: plans.Plan,
         _: Any,
@@ -118,18 +118,18 @@ class Report:
         ins: Sequence[TensorSpec],
         outs: Sequence[TensorSpec],
     ) -> None:
-        calling = self._calling()
-        while calling:  # plans above this one on the stack were ended by an error
-            started, caller = calling.pop()
+        running = self._running_plans()
+        while running:  # plans above this one on the stack were ended by an error
+            started, caller = running.pop()
             if started is plan:
-                check_mode.calling(caller)
+                check_mode.set_current_op(caller)
                 break
         site = check_mode.call_site()
         line = self._line(plan.name, site)
         line.count += 1
         # An op whose inputs are all B anyway loses nothing by running whole.
-        moved = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
-        line.whole = line.whole or (plan.is_whole and moved)
+        has_sharded_input = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
+        line.whole = line.whole or (plan.is_whole and has_sharded_input)
         # An op that returns an operand itself, such as contiguous() of a contiguous tensor, has no
         # outs.
         line.layouts[f"{sbps(ins)} -> {sbps(outs)}" if outs else sbps(ins)] += 1
@@ -137,18 +137,18 @@ class Report:
         if key not in self._advice:
             self._advice[key] = advise(plan, ins, site)
 
-    def _calling(self) -> list[tuple[plans.Plan, str]]:
+    def _running_plans(self) -> list[tuple[plans.Plan, str]]:
         """Return this thread's stack of running plans, as (plan, name of the op that called it)."""
         if not hasattr(self._thread, "calling"):
             self._thread.calling = []
         return self._thread.calling
 
-    def _boxing(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
+    def _on_boxing_begin(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         if not moves:
             return
         in_backward = backward.in_backward()
         line = self._line(
-            "backward" if in_backward else check_mode.current(),
+            "backward" if in_backward else check_mode.current_op(),
             "" if in_backward else check_mode.call_site(),
         )
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
@@ -160,17 +160,17 @@ class Report:
             between = round(between * plan_bytes(moves) / planned)
         line.between += between
 
-    def _routed(self, ranks: Sequence[int], rows: Sequence[int]) -> None:
+    def _on_routed(self, ranks: Sequence[int], rows: Sequence[int]) -> None:
         self.rows_of_experts.update(dict(zip(ranks, rows, strict=True)))
 
-    def _program(self, what: watching.Happening, begins: bool) -> None:
+    def _on_compiled(self, what: watching.ProgramEvent, begins: bool) -> None:
         """Note an event of a compiled step: its call, or a message at one of its lines."""
         if not begins or what.kind not in ("step", "message", "start"):
             return
-        whole = what.kind == "step"
-        line = self._line(what.step, check_mode.call_site() if whole else what.where)
+        is_call = what.kind == "step"
+        line = self._line(what.step, check_mode.call_site() if is_call else what.where)
         line.compiled = True
-        if whole:
+        if is_call:
             line.count += 1
         else:
             line.boxings[what.name] += 1
@@ -234,19 +234,20 @@ def report(timeline: bool = False) -> Iterator[Report]:
         timeline: also take times, for the page and ``r.save_trace``. They are the times of this
             rank.
     """
-    made = Report(Timeline() if timeline else None)
+    new_report = Report(Timeline() if timeline else None)
     with ExitStack() as stack:
         stack.enter_context(
             Tracer(
-                on_op_begin=made._starts,
-                on_op_end=made._op,
-                on_boxing_begin=made._boxing,
-                on_compiled=made._program,
-                on_routed=made._routed,
+                on_op_begin=new_report._on_op_begin,
+                on_op_end=new_report._on_op_end,
+                on_boxing_begin=new_report._on_boxing_begin,
+                on_compiled=new_report._on_compiled,
+                on_routed=new_report._on_routed,
             ).tracing()
         )
-        if made.timeline is not None:  # entered last, so that its times exclude the report's work
-            stack.enter_context(made.timeline.recording())
-        before = current().bytes_by_messages()
-        yield made
-        made.by_messages = current().bytes_by_messages() - before
+        if new_report.timeline is not None:
+            # Entered last, so that its times exclude the report's work.
+            stack.enter_context(new_report.timeline.recording())
+        bytes_before = current().bytes_by_messages()
+        yield new_report
+        new_report.by_messages = current().bytes_by_messages() - bytes_before

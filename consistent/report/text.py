@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..drawing.words import seconds_text
 from ..spec.bytes_text import bytes_text
@@ -14,7 +14,7 @@ from .timeline import Timeline
 
 _HEAD = ("op", "count", "layout", "boxings", "bytes", "between hosts", "whole", "where")
 _BETWEEN = _HEAD.index("between hosts")
-_NOTHING = "No op on a global tensor ran."
+_NO_OPS = "No op on a global tensor ran."
 EMPTY = (
     "A report lists what ops on global tensors do inside its block, `with consistent.report():`; "
     "ops on plain tensors are not among them."
@@ -41,11 +41,15 @@ def summary(
     steps = sum(line.count for line in lines if line.compiled)
     boxings = sum(sum(line.boxings.values()) for line in lines)
     if not ops and not boxings and not steps:
-        return _NOTHING
+        return _NO_OPS
     places = len({line.site for line in lines if line.site and not line.compiled})
-    ran = [f"{_number(ops, 'op')} ran at {_number(places, 'place')}"] if ops or not steps else []
-    ran += [f"{_number(steps, 'compiled step')} ran"] if steps else []
-    text = " and ".join(ran) + _sent(lines, boxings)
+    counts = (
+        [f"{_count_text(ops, 'op')} ran at {_count_text(places, 'place')}"]
+        if ops or not steps
+        else []
+    )
+    counts += [f"{_count_text(steps, 'compiled step')} ran"] if steps else []
+    text = " and ".join(counts) + _sent_clause(lines, boxings)
     if between := sum(line.between for line in lines):
         text += f". All ranks together sent {bytes_text(between)} from host to host"
     if by_messages:
@@ -53,31 +57,31 @@ def summary(
     text += f". {experts}" if experts else ""
     whole = sorted({line.op for line in lines if line.whole})
     text += (
-        f". Every rank computed all of {in_a_line(', '.join(whole))}."
+        f". Every rank computed all of {on_one_line(', '.join(whole))}."
         if whole
         else ". No op ran whole on every rank."
     )
-    return text if timeline is None or not timeline.events else text + _spent(timeline)
+    return text if timeline is None or not timeline.events else text + _time_sentence(timeline)
 
 
-def _spent(timeline: Timeline) -> str:
+def _time_sentence(timeline: Timeline) -> str:
     """Return the sentence of the summary about the time that this rank computed and waited."""
-    spent = timeline.seconds()
+    seconds = timeline.seconds()
     return (
-        f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
-        f"boxings for {seconds_text(spent['boxing'])}."
+        f" Rank {timeline.rank} computed for {seconds_text(seconds['computing'])} and waited for "
+        f"boxings for {seconds_text(seconds['boxing'])}."
     )
 
 
-def _sent(lines: Sequence[Line], boxings: int) -> str:
+def _sent_clause(lines: Sequence[Line], boxings: int) -> str:
     """Return the part of the summary about what the busiest rank sent."""
     nbytes = sum(line.nbytes for line in lines)
     if not nbytes:
         return ", and nothing was sent"
     most = max(lines, key=lambda line: line.nbytes)
-    at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
-    sent = f"; {_number(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
-    return f"{sent}, {most.nbytes / nbytes:.0%} of it for {at}"
+    place = on_one_line(f"`{most.op}` at {most.where}") if most.site else "backward"
+    clause = f"; {_count_text(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
+    return f"{clause}, {most.nbytes / nbytes:.0%} of it for {place}"
 
 
 def table(
@@ -91,7 +95,7 @@ def table(
     ``by_messages`` and ``experts`` are those of ``summary``.
     """
     if not lines:
-        return f"{_NOTHING}\n{EMPTY}"
+        return f"{_NO_OPS}\n{EMPTY}"
     rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
     between = sum(line.between for line in lines)
     rows = [(*(_fit(c, n) for c, n in zip(row, _LIMITS)), _fit_end(row[-1], 40)) for row in rows]
@@ -102,9 +106,9 @@ def table(
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     text.insert(1, "  ".join("-" * w for w in widths))
-    text += [f"advice: {in_a_line(str(each))}" for each in advice]
+    text += [f"advice: {on_one_line(str(each))}" for each in advice]
     text += [experts] if experts else []
-    whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
+    whole = on_one_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
     sent = f", {between:,} of all ranks from host to host" if between else ""
     sent += f", {by_messages:,} by this rank {_NO_MEMORY}" if by_messages else ""
@@ -140,12 +144,12 @@ def _cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def _number(count: int, what: str) -> str:
+def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _fit(text: str, width: int) -> str:
-    text = in_a_line(text)
+    text = on_one_line(text)
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
@@ -154,5 +158,5 @@ def _fit_end(text: str, width: int) -> str:
 
     The end of a file's path says more than its start.
     """
-    text = in_a_line(text)
+    text = on_one_line(text)
     return text if len(text) <= width else "..." + text[3 - width :]

@@ -72,7 +72,8 @@ class Timeline:
         self.events: list[Event] = []
         self.left_out = 0
         self.rank: int | None = None
-        self._open = threading.local()  # per thread: stack of (key, event) that have not ended
+        # Per thread: stack of (key, event) that have not ended.
+        self._open_events = threading.local()
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of computing, and of redistributions (boxing) that were waited for.
@@ -81,11 +82,11 @@ class Timeline:
         boxing; the rest of the backward pass counts as computing.
         """
         spent = {"computing": 0.0, "boxing": 0.0}
-        for begin, end, kind in self._alone():
+        for begin, end, kind in self._own_intervals():
             spent["boxing" if kind == "boxing" else "computing"] += (end - begin) / 1e9
         return spent
 
-    def _alone(self) -> Iterator[tuple[int, int, str]]:
+    def _own_intervals(self) -> Iterator[tuple[int, int, str]]:
         """Yield (begin, end, kind) of each interval in which an event runs, but none nested in it.
 
         Example: an op from 0 to 10 with a boxing from 4 to 6 gives op 0-4, boxing 4-6, op 6-10.
@@ -123,7 +124,7 @@ class Timeline:
             on_boxing_begin=self._boxing_starts,
             on_boxing_end=self._boxing_ends,
             on_backward=self._backward,
-            on_compiled=self._program,
+            on_compiled=self._on_compiled,
         ).tracing()
 
     def _op_starts(self, plan: plans.Plan) -> None:
@@ -139,7 +140,7 @@ class Timeline:
     def _boxing_starts(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         inside = backward.in_backward()
         site = "" if inside else check_mode.call_site()
-        op = "backward" if inside else check_mode.current()
+        op = "backward" if inside else check_mode.current_op()
         name = ", ".join(map(str, moves)) or f"{src.sbp} to {dst.sbp}, nothing to move"
         self._start(Event("boxing", name, 0, site, op, plan_bytes(moves)), (src, dst))
 
@@ -152,14 +153,14 @@ class Timeline:
         else:
             self._end("backward")
 
-    def _program(self, what: watching.Happening, begins: bool) -> None:
+    def _on_compiled(self, what: watching.ProgramEvent, begins: bool) -> None:
         if not begins:
             self._end(what)
             return
-        whole, sends = what.kind == "step", what.kind in ("message", "start", "wait for")
-        site = check_mode.call_site() if whole else what.where
-        name = f"{what.name}, compiled" if whole else what.name
-        kind = "step" if whole else "boxing" if sends else "op"
+        is_call, sends = what.kind == "step", what.kind in ("message", "start", "wait for")
+        site = check_mode.call_site() if is_call else what.where
+        name = f"{what.name}, compiled" if is_call else what.name
+        kind = "step" if is_call else "boxing" if sends else "op"
         self._start(Event(kind, name, 0, site, what.detail, what.sent), what)
 
     def _start(self, event: Event, key: object) -> None:
@@ -190,7 +191,7 @@ class Timeline:
 
     def _stack(self) -> list[tuple[object, Event]]:
         try:
-            return self._open.stack
+            return self._open_events.stack
         except AttributeError:
-            self._open.stack = []
-            return self._open.stack
+            self._open_events.stack = []
+            return self._open_events.stack

@@ -16,24 +16,24 @@ def trace_text(timeline: Timeline) -> str:
     """Return the events of a timeline as JSON in Chrome's trace format."""
     rank = timeline.rank or 0
     threads = list(dict.fromkeys(event.thread for event in timeline.events))
-    made: list[dict[str, Any]] = [traces.rank_name(rank)]
+    entries: list[dict[str, Any]] = [traces.rank_name(rank)]
     for number, _ in enumerate(threads):
         name = f"thread {number}" if number else "program"
-        made.append(traces.thread_name(rank, number, name))
+        entries.append(traces.thread_name(rank, number, name))
     for event in timeline.events:
-        known = {"at": event.site, "for": event.detail, "bytes": event.nbytes}
+        details = {"at": event.site, "for": event.detail, "bytes": event.nbytes}
         # The format's times are in microseconds.
-        one = {
+        entry = {
             "name": event.name,
             "cat": event.kind,
             "ts": event.begin / 1e3,
             "pid": rank,
             "tid": threads.index(event.thread),
-            "args": {name: value for name, value in known.items() if value},
+            "args": {name: value for name, value in details.items() if value},
         }
         # An event without an end is drawn as an instant ("i"), others as a span ("X").
         if event.end is None:
-            made.append({**one, "ph": "i", "s": "t"})
+            entries.append({**entry, "ph": "i", "s": "t"})
         else:
-            made.append({**one, "ph": "X", "dur": (event.end - event.begin) / 1e3})
-    return traces.trace_text(made)
+            entries.append({**entry, "ph": "X", "dur": (event.end - event.begin) / 1e3})
+    return traces.trace_text(entries)

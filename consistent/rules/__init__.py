@@ -8,7 +8,7 @@ and `choose.py` pick a signature for a call.
 
 from . import families, halo, layout
 from .signature import Call, DoesNotFit, Operand, Out, Signature
-from .table import ROWS, Row, find
+from .table import ROWS, Row, find_row
 
 __all__ = [
     "ROWS",
@@ -19,7 +19,7 @@ __all__ = [
     "Row",
     "Signature",
     "families",
-    "find",
+    "find_row",
     "halo",
     "layout",
 ]

@@ -5,7 +5,7 @@ A signature may be excluded because of dtypes, gradients, or operands that are a
 
 from __future__ import annotations
 
-from ..spec import Placement, is_one_way, may_be
+from ..spec import Placement, fits_dtype, has_one_partial_kind
 from . import table
 from .cuts import with_cuts
 from .signature import Call, DoesNotFit, Signature
@@ -42,18 +42,18 @@ def is_allowed(option: Signature, call: Call, axis: int) -> bool:
     """
     if not any(s.is_partial for s in option.ins) and not any(s.is_partial for s in option.outs):
         return True
-    have = [o.spec.sbp for o in call.operands]
+    operand_sbps = [o.spec.sbp for o in call.operands]
     for s in option.ins:
-        if s.is_extreme and all(h[axis] is not s for h in have):
+        if s.is_extreme and all(h[axis] is not s for h in operand_sbps):
             return False
     pairs = [(o.spec.dtype, s) for o, s in zip(call.operands, option.ins, strict=True)]
     pairs += [(o.dtype, s) for o, s in zip(call.outs, option.outs, strict=True)]
-    if not all(may_be(s, dtype) for dtype, s in pairs if s.is_partial):
+    if not all(fits_dtype(s, dtype) for dtype, s in pairs if s.is_partial):
         return False
     if call.tracked and any(s.is_extreme for _, s in pairs):
         return False
     return all(
-        is_one_way((*h[:axis], s, *h[axis + 1 :]))
-        for h, s in zip(have, option.ins, strict=True)
+        has_one_partial_kind((*h[:axis], s, *h[axis + 1 :]))
+        for h, s in zip(operand_sbps, option.ins, strict=True)
         if s.is_partial
     )

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 
 from ..boxing.plan import boxing_seconds
 from ..cost_model.built_in import BUILT_IN
-from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault, is_one_way
+from ..spec import (
+    NdSbp,
+    Placement,
+    Sbp,
+    Split,
+    TensorSpec,
+    has_one_partial_kind,
+    invalid_cut_reason,
+)
 from .signature import Call, Out, Signature
 
 
@@ -51,7 +59,7 @@ def choose(
     call: Call,
     specs: Sequence[TensorSpec],
     by_axis: Sequence[Sequence[Signature]],
-    pin: NdSbp | None,
+    fixed_sbp: NdSbp | None,
 ) -> Choice | None:
     """Choose the cheapest signature of a call on each placement axis, one axis after the other.
 
@@ -59,10 +67,11 @@ def choose(
         call: the op, with its operands, and the shapes and dtypes of its outputs.
         specs: specs of the operands before boxing.
         by_axis: for each placement axis the signatures to choose from.
-        pin: for an in-place op, the nd-sbp that its first operand and first output must keep.
+        fixed_sbp: for an in-place op, the nd-sbp that its first operand and first output must keep.
 
     Returns:
-        The choice, or None if on some axis no signature keeps ``pin`` and goes with those chosen
+        The choice, or None if on some axis no signature keeps ``fixed_sbp`` and goes with those
+        chosen
             before.
     """
     chosen: list[Signature] = []
@@ -70,14 +79,18 @@ def choose(
     for axis, options in enumerate(by_axis):
         # One form serves all axes: after an axis has taken one, others may take it or none.
         allowed = [s for s in options if s.form is None or form is None or s.form == form]
-        if pin is not None:
-            allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
+        if fixed_sbp is not None:
+            allowed = [
+                s for s in allowed if s.ins[0] is fixed_sbp[axis] and s.outs[0] is fixed_sbp[axis]
+            ]
         if chosen:
             allowed = [s for s in allowed if _is_one_way([*chosen, s])]
-            allowed = [s for s in allowed if can_be_cut(call, specs[0].placement, [*chosen, s])]
+            allowed = [s for s in allowed if can_be_split(call, specs[0].placement, [*chosen, s])]
         if not allowed:
             return None
-        best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
+        best = _cheapest_signature(
+            call, specs, allowed, axis, _piece_counts(call, specs, by_axis, chosen)
+        )
         form = form or best.form
         chosen.append(best)
     return choice_of(call, specs, chosen)
@@ -88,14 +101,15 @@ def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signatur
 
     The SBPs of each operand and output, one per axis, are put together into its nd-sbp.
     """
-    count, outs = len(specs), len(call.outs)
-    ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(count))
+    operand_count, out_count = len(specs), len(call.outs)
+    ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(operand_count))
     return Choice(
         ins,
-        tuple(tuple(s.outs[i] for s in chosen) for i in range(outs)),
+        tuple(tuple(s.outs[i] for s in chosen) for i in range(out_count)),
         next((s.form for s in chosen if s.form is not None), None),
         tuple(a for a, s in enumerate(chosen) if s.form is not None),
-        any(ins[i] != specs[i].sbp for i in range(count)) or any(map(_is_by_size, chosen)),
+        any(ins[i] != specs[i].sbp for i in range(operand_count))
+        or any(map(_depends_on_sizes, chosen)),
     )
 
 
@@ -105,10 +119,12 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
     P on one axis and P(max) on another is not allowed: a maximum of sums is not a sum of maxima.
     """
     sides = ([s.ins for s in chosen], [s.outs for s in chosen])
-    return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
+    return all(
+        has_one_partial_kind(entries) for side in sides for entries in zip(*side, strict=True)
+    )
 
 
-def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
+def can_be_split(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
     """Return whether operands and outputs can be split by the signatures ``chosen`` together.
 
     ``chosen`` has one signature for each of the first axes of ``placement``. False if a cut (an
@@ -117,18 +133,18 @@ def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) ->
     """
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
-    return all(cut_fault(tuple(sbp), placement, shape) is None for shape, sbp in pairs)
+    return all(invalid_cut_reason(tuple(sbp), placement, shape) is None for shape, sbp in pairs)
 
 
-def _is_by_size(option: Signature) -> bool:
+def _depends_on_sizes(option: Signature) -> bool:
     """Return whether other sizes could make ``option`` incorrect, or not the cheapest.
 
     A choice of such an option is not reused for calls of other sizes.
     """
-    return option.by_size or option.nbytes > 0 or _owes(option)
+    return option.by_size or option.nbytes > 0 or _makes_new_partial(option)
 
 
-def _owes(option: Signature) -> bool:
+def _makes_new_partial(option: Signature) -> bool:
     """Return whether ``option`` makes a P (which must be reduced later) although no operand is P.
 
     Example: ``S(1), S(0) -> P`` of a matrix product.
@@ -136,7 +152,7 @@ def _owes(option: Signature) -> bool:
     return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
 
 
-def _cuts(
+def _piece_counts(
     call: Call,
     specs: Sequence[TensorSpec],
     by_axis: Sequence[Sequence[Signature]],
@@ -148,50 +164,56 @@ def _cuts(
     chosen signature says. Later axes count as if they took the signature that needs no boxing, if
     there is one.
     """
-    rest = range(len(chosen) + 1, len(by_axis))
-    others: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
-    others += [(axis, _fitting(by_axis[axis], specs, axis)) for axis in rest]
+    later_axes = range(len(chosen) + 1, len(by_axis))
+    axis_signatures: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
+    axis_signatures += [
+        (axis, _signature_without_boxing(by_axis[axis], specs, axis)) for axis in later_axes
+    ]
     shape = specs[0].placement.shape if specs else ()
     return [
-        math.prod(shape[a] for a, s in others if s is not None and s.outs[i].is_split)
+        math.prod(shape[a] for a, s in axis_signatures if s is not None and s.outs[i].is_split)
         for i in range(len(call.outs))
     ]
 
 
-def _fitting(
+def _signature_without_boxing(
     options: Sequence[Signature], specs: Sequence[TensorSpec], axis: int
 ) -> Signature | None:
     """Return the first signature that takes the operands as they are and sends nothing, or None."""
-    have = tuple(spec.sbp[axis] for spec in specs)
-    return next((s for s in options if s.ins == have and s.nbytes == 0), None)
+    current_sbps = tuple(spec.sbp[axis] for spec in specs)
+    return next((s for s in options if s.ins == current_sbps and s.nbytes == 0), None)
 
 
-def _cheapest(
+def _cheapest_signature(
     call: Call,
     specs: Sequence[TensorSpec],
     options: Sequence[Signature],
     axis: int,
-    cuts: Sequence[int],
+    piece_counts: Sequence[int],
 ) -> Signature:
-    """Return the SBP signature among ``options`` to take on ``axis``; ``cuts`` is from ``_cuts``.
+    """Return the SBP signature among ``options`` to take on ``axis``.
+
+    ``piece_counts`` is from ``_piece_counts``.
 
     It is the one that needs no boxing, if there is one, unless that makes a P and another signature
     sends less; else the one with the least estimated seconds.
     """
-    fitting = _fitting(options, specs, axis)
+    fitting = _signature_without_boxing(options, specs, axis)
     if fitting is not None:
-        if not _owes(fitting):
+        if not _makes_new_partial(fitting):
             return fitting
         # Reducing the P later costs no more than a form that joins now, and may never be needed.
-        sent = [_sending(call, specs, option, axis, cuts) for option in options]
-        if min(sent) >= sent[options.index(fitting)]:
+        send_costs = [
+            _communication_seconds(call, specs, option, axis, piece_counts) for option in options
+        ]
+        if min(send_costs) >= send_costs[options.index(fitting)]:
             return fitting
-    have = tuple(spec.sbp[axis] for spec in specs)
+    current_sbps = tuple(spec.sbp[axis] for spec in specs)
     # At equal cost prefer not to box the first operands, as a view must share their memory.
     costs = [
         (
-            _rounded(seconds(call, specs, option, axis, cuts)),
-            [w is not h for w, h in zip(option.ins, have, strict=True)],
+            _rounded_cost(estimated_seconds(call, specs, option, axis, piece_counts)),
+            [w is not h for w, h in zip(option.ins, current_sbps, strict=True)],
             i,
         )
         for i, option in enumerate(options)
@@ -199,67 +221,69 @@ def _cheapest(
     return options[min(costs)[2]]
 
 
-def _rounded(cost: float) -> float:
+def _rounded_cost(cost: float) -> float:
     """Round a cost to 9 digits: sums of the same terms in another order then compare as equal."""
     return float(f"{cost:.9g}")
 
 
-def seconds(
+def estimated_seconds(
     call: Call,
     specs: Sequence[TensorSpec],
     option: Signature,
     axis: int,
-    cuts: Sequence[int],
+    piece_counts: Sequence[int],
 ) -> float:
     """Return the estimated seconds of a call if it takes the signature ``option`` on ``axis``.
 
-    They are the seconds of boxing its operands and of all other messages (``_sending``), and of
-    reading and writing memory (``_touching``). ``cuts`` has for each output the number of pieces
-    into which the other axes split it.
+    They are the seconds of boxing its operands and of all other messages
+    (``_communication_seconds``), and of reading and writing memory (``_memory_seconds``).
+    ``piece_counts`` has for each output the number of pieces into which the other axes split it.
     """
-    return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
+    return _communication_seconds(call, specs, option, axis, piece_counts) + _memory_seconds(
+        call, specs, option, axis, piece_counts
+    )
 
 
-def _sending(
+def _communication_seconds(
     call: Call,
     specs: Sequence[TensorSpec],
     option: Signature,
     axis: int,
-    cuts: Sequence[int],
+    piece_counts: Sequence[int],
 ) -> float:
     """Return the seconds of boxing, of a form's messages, and of later use of the outputs.
 
     A P among the outputs must be reduced later, and a split may have to be gathered if no operand
-    was split. ``cuts`` is as for ``seconds``.
+    was split. ``piece_counts`` is as for ``estimated_seconds``.
     """
     placement = specs[0].placement
     parts, costs = placement.shape[axis], BUILT_IN[placement.type]
     message, bandwidth = costs.latency, costs.bandwidth
     # A split that no operand had costs one more message if the whole output is needed later.
-    gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
+    gather_seconds = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
-    for spec, want in zip(specs, option.ins, strict=True):
-        target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
+    for spec, in_sbp in zip(specs, option.ins, strict=True):
+        target = spec.with_sbp((*spec.sbp[:axis], in_sbp, *spec.sbp[axis + 1 :]))
         total += boxing_seconds(spec, target)
-    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
+    for out, out_sbp, pieces in zip(call.outs, option.outs, piece_counts, strict=True):
         if parts == 1:
             continue
-        if have.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
-            half = _nbytes(out) // cut * (parts - 1) // parts / bandwidth
-            total += message + half + min(half, gather)
-        elif have.is_split:
-            total += gather
+        if out_sbp.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
+            half = _nbytes(out) // pieces * (parts - 1) // parts / bandwidth
+            total += message + half + min(half, gather_seconds)
+        elif out_sbp.is_split:
+            total += gather_seconds
     if option.nbytes:
         total += message + option.nbytes / bandwidth
     return total
 
 
-def _touching(
+def _memory_seconds(
     call: Call,
     specs: Sequence[TensorSpec],
     option: Signature,
     axis: int,
-    cuts: Sequence[int],
+    piece_counts: Sequence[int],
 ) -> float:
     """Return the seconds in which a rank reads its shards of the operands and writes its outputs.
 
@@ -267,21 +291,23 @@ def _touching(
     on every rank.
     """
     placement = specs[0].placement
-    held = 0.0
-    for spec, want in zip(specs, option.ins, strict=True):
-        held += _held(
-            spec.nbytes // cut_elsewhere(placement, spec.sbp, axis), want, placement.shape[axis]
+    nbytes = 0.0
+    for spec, in_sbp in zip(specs, option.ins, strict=True):
+        nbytes += _bytes_per_rank(
+            spec.nbytes // pieces_by_other_axes(placement, spec.sbp, axis),
+            in_sbp,
+            placement.shape[axis],
         )
-    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
-        held += _held(_nbytes(out) // cut, have, placement.shape[axis])
-    return held / BUILT_IN[placement.type].memory
+    for out, out_sbp, pieces in zip(call.outs, option.outs, piece_counts, strict=True):
+        nbytes += _bytes_per_rank(_nbytes(out) // pieces, out_sbp, placement.shape[axis])
+    return nbytes / BUILT_IN[placement.type].memory
 
 
 def _nbytes(out: Out) -> int:
     return out.shape.numel() * out.dtype.itemsize
 
 
-def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
+def pieces_by_other_axes(placement: Placement, sbp: NdSbp, axis: int) -> int:
     """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp.
 
     On a (2, 4) placement, (S(0), B) is in 2 pieces apart from axis 1, and in 1 apart from axis 0.
@@ -290,6 +316,6 @@ def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
     return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 
 
-def _held(nbytes: int, entry: Sbp, parts: int) -> float:
+def _bytes_per_rank(nbytes: int, entry: Sbp, parts: int) -> float:
     """Return the bytes that a rank holds of ``nbytes``: all, or 1 / ``parts`` if split."""
     return nbytes / parts if isinstance(entry, Split) else nbytes

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault
+from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, invalid_cut_reason
 from ..spec.cut import DimCut
 from .families.indexing.getitem import keeps_split_dim
 from .signature import Call, Signature
@@ -22,17 +22,17 @@ from .table import Row, Sizing
 
 # Forms whose results are split as the operand is, item for item. They use no positions, or (such as
 # dropout) the logical position of each contiguous run of items that the rank holds.
-_ITEM_BY_ITEM = frozenset(
+_ITEMWISE_FORMS = frozenset(
     """softmax layer_norm rms_norm dropout native_dropout alpha_dropout
     random_fill random_like normal_of rrelu nll_loss cross_entropy""".split()
 )
 # Forms that combine the ranks' results in any order.
-_JOINING = frozenset(
+_JOINING_FORMS = frozenset(
     """sum mean nanmean prod logsumexp variance norm cosine_similarity mean_loss half_loss nll_loss
     cross_entropy any_or_all amax_or_amin aminmax""".split()
 )
 # Forms that take rows in any order, but need the classes of a rank to be one contiguous run.
-_CLASSES = ("nll_loss", "cross_entropy")
+_CLASS_FORMS = ("nll_loss", "cross_entropy")
 
 
 def with_cuts(
@@ -47,19 +47,23 @@ def with_cuts(
     """
     specs = [operand.spec for operand in call.operands]
     cuts = [e.cut for s in specs if isinstance(e := s.sbp[axis], Split) and e.cut is not None]
-    twins = [
-        twin
+    variants = [
+        variant
         for cut in dict.fromkeys(cuts)
         for option in options
-        if (twin := as_cut(option, row, call, placement.shape[axis], cut)) is not None
+        if (variant := as_cut(option, row, call, placement.shape[axis], cut)) is not None
     ]
-    every = [*options, *twins]
-    return [o for o in every if all(_fits(s, e, axis) for s, e in zip(specs, o.ins, strict=True))]
+    candidates = [*options, *variants]
+    return [
+        o
+        for o in candidates
+        if all(_can_be_split_as(s, e, axis) for s, e in zip(specs, o.ins, strict=True))
+    ]
 
 
-def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
-    after = (*spec.sbp[:axis], entry, *spec.sbp[axis + 1 :])
-    return cut_fault(after, spec.placement, spec.shape) is None
+def _can_be_split_as(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
+    new_sbp = (*spec.sbp[:axis], entry, *spec.sbp[axis + 1 :])
+    return invalid_cut_reason(new_sbp, spec.placement, spec.shape) is None
 
 
 def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> Signature | None:
@@ -68,24 +72,24 @@ def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> 
     It is correct if the op treats the items of the split dim independently of their position, and
     if all split dims have the same size, which ``cut`` can divide among ``parts`` ranks.
     """
-    if option.by_size or not _is_carried(option, row, call):
+    if option.by_size or not _holds_for_cuts(option, row, call):
         return None
     shapes = [x.shape for x in (*call.operands, *call.outs)]
     entries = [*option.ins, *option.outs]
     sizes = {s[e.dim] for s, e in zip(shapes, entries, strict=True) if isinstance(e, Split)}
-    if len(sizes) != 1 or cut.fault(sizes.pop(), parts):
+    if len(sizes) != 1 or cut.invalid_reason(sizes.pop(), parts):
         return None
 
-    def put(entries: NdSbp) -> NdSbp:
+    def with_cut(entries: NdSbp) -> NdSbp:
         return tuple(Split(e.dim, cut) if isinstance(e, Split) else e for e in entries)
 
     # No plan for all sizes: such plans compute the local sizes of a view as for a split without a
     # cut, and at another size a slice may leave items out.
     by_size = row.sizing is Sizing.VIEW or call.name == "getitem"
-    return replace(option, ins=put(option.ins), outs=put(option.outs), by_size=by_size)
+    return replace(option, ins=with_cut(option.ins), outs=with_cut(option.outs), by_size=by_size)
 
 
-def _is_carried(option: Signature, row: Row, call: Call) -> bool:
+def _holds_for_cuts(option: Signature, row: Row, call: Call) -> bool:
     """Return whether ``option`` holds for a cut too: the op must ignore positions along the split.
 
     If no form runs the op, the row decides (``serves_any_size``), or for ``x[...]`` the subscript.
@@ -99,10 +103,10 @@ def _is_carried(option: Signature, row: Row, call: Call) -> bool:
         return row.serves_any_size(call, [(entry,) for entry in option.ins])
     if call.name.startswith("feature_"):  # one random number for a whole channel
         return False
-    if option.form in _CLASSES and _splits_classes(option, call):
+    if option.form in _CLASS_FORMS and _splits_classes(option, call):
         return False
-    known = _ITEM_BY_ITEM if any(e.is_split for e in option.outs) else _JOINING
-    return option.form in known
+    allowed_forms = _ITEMWISE_FORMS if any(e.is_split for e in option.outs) else _JOINING_FORMS
+    return option.form in allowed_forms
 
 
 def _splits_classes(option: Signature, call: Call) -> bool:

@@ -17,7 +17,7 @@ from ..spec import B, Layout, NdSbp, Placement
 from .signature import Call, Operand, operands_in
 
 # Ops for which the values of all operands decide.
-_BY_ALL = frozenset(
+_DECIDED_BY_ALL = frozenset(
     """cholesky linalg_cholesky cholesky_inverse inverse linalg_inv linalg_pinv pinverse linalg_cond
     matrix_power linalg_matrix_power linalg_matrix_rank linalg_solve linalg_eig linalg_eigh
     linalg_eigvals linalg_eigvalsh _linalg_eigh _linalg_svd linalg_svd linalg_svdvals svd
@@ -26,26 +26,28 @@ _BY_ALL = frozenset(
     bincount histc histogram one_hot""".split()
 )
 # Ops for which the second operand decides: an index, a target.
-_BY_SECOND = frozenset(
+_DECIDED_BY_SECOND = frozenset(
     """embedding index_select gather take take_along_dim put index_add index_copy index_fill
     index_reduce scatter scatter_add scatter_reduce cross_entropy_loss nll_loss nll_loss2d
     nll_loss_nd multi_margin_loss multilabel_margin_loss max_unpool2d max_unpool3d quantile
     nanquantile repeat_interleave""".split()
 )
 # Ops for which all operands but the first decide.
-_BY_REST = frozenset("embedding_bag index index_put masked_scatter ctc_loss searchsorted".split())
+_DECIDED_BY_REST = frozenset(
+    "embedding_bag index index_put masked_scatter ctc_loss searchsorted".split()
+)
 # Ops for which the tensors in the brackets decide.
-_BY_SUBSCRIPT = frozenset("getitem setitem".split())
+_DECIDED_BY_SUBSCRIPT = frozenset("getitem setitem".split())
 # The divisor decides, and only where it is an integer.
 DIVISIONS = frozenset("floor_divide remainder fmod div divide".split())
 # Ops that check only if the call says so (``check_errors=True``).
-_CHECKED_IF_ASKED = frozenset(
+_CHECKED_ON_REQUEST = frozenset(
     """linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex linalg_lu_factor_ex
     linalg_solve_ex""".split()
 )
 _NORMS = frozenset("linalg_norm linalg_matrix_norm norm".split())
 # Other aten ops that run inside one of the above, and raise in its place.
-_INNER = frozenset(
+_INNER_OPS = frozenset(
     """_assert_async _linalg_solve_ex _linalg_check_errors _ctc_loss _embedding_bag
     _embedding_bag_forward_only cross_entropy_loss nll_loss_forward nll_loss2d_forward
     multilabel_margin_loss_forward""".split()
@@ -53,7 +55,7 @@ _INNER = frozenset(
 # Complex eigenvectors and singular vectors are determined up to a phase. Their backward raises for
 # a gradient that depends on the phase, and so for NaN and infinity; the backward of eigenvalues and
 # singular values raises so when it is differentiated again.
-_OF_A_PHASE = _NORMS | frozenset(
+_PHASE_DEPENDENT = _NORMS | frozenset(
     """linalg_eig linalg_eigh _linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd _linalg_svd svd
     linalg_svdvals linalg_cond""".split()
 )
@@ -63,9 +65,9 @@ _SOLVED_IN_BACKWARD = frozenset("logdet slogdet linalg_slogdet linalg_solve_ex".
 _DETERMINANTS = frozenset("det linalg_det".split())
 # Products of several items have no second derivative where two of them are zero.
 _PRODUCTS = frozenset("index_reduce scatter_reduce".split())
-IN_BACKWARD = _OF_A_PHASE | _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS
-_LOOK_UPS = _BY_SECOND | _BY_REST | _BY_SUBSCRIPT
-OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
+IN_BACKWARD = _PHASE_DEPENDENT | _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS
+_LOOK_UPS = _DECIDED_BY_SECOND | _DECIDED_BY_REST | _DECIDED_BY_SUBSCRIPT
+OPS = _DECIDED_BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_ON_REQUEST | _NORMS
 
 
 def raises_inside(name: str) -> bool:
@@ -74,7 +76,7 @@ def raises_inside(name: str) -> bool:
     Compiled steps ask it of each op that they run. Some of these run inside an op of the program
     and raise in its place, as ``_linalg_check_errors`` inside ``linalg.inv``.
     """
-    return name in _INNER or name in OPS
+    return name in _INNER_OPS or name in OPS
 
 
 def may_raise(call: Call, placement: Placement) -> bool:
@@ -83,7 +85,7 @@ def may_raise(call: Call, placement: Placement) -> bool:
     ``linalg.inv(x)`` may, for a singular matrix; an index out of range raises only on the CPU.
     """
     name = call.name
-    if name not in OPS or not _may_raise(call):
+    if name not in OPS or not _arguments_may_raise(call):
         return False
     # On a GPU division by zero does not raise, and an index out of range ends the process.
     return placement.type == "cpu" or name not in _LOOK_UPS | DIVISIONS
@@ -102,12 +104,12 @@ def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Place
     """
     if not may_raise(call, placement):
         return False
-    if _leaves_out(call, ins, placement):
+    if _has_some_empty_shards(call, ins, placement):
         return True
-    deciding = _deciding(call)
+    deciding = _deciding_operands(call)
     if by_form and any(call.operands[i].spec.dtype is torch.bool for i in deciding):
         deciding = range(len(ins))
-    return any(_differs(ins[i], placement) for i in deciding)
+    return any(_differs_between_ranks(ins[i], placement) for i in deciding)
 
 
 def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
@@ -119,67 +121,74 @@ def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placemen
     if call.name in _PRODUCTS and "prod" not in (*call.args, *call.kwargs.values()):
         return False
     if call.name in _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS and (
-        any(_differs(sbp, placement) for sbp in ins) or _leaves_out(call, ins, placement)
+        any(_differs_between_ranks(sbp, placement) for sbp in ins)
+        or _has_some_empty_shards(call, ins, placement)
     ):
         return True
-    if call.name not in _OF_A_PHASE | _DETERMINANTS or placement.size == 1 or not _may_raise(call):
+    if (
+        call.name not in _PHASE_DEPENDENT | _DETERMINANTS
+        or placement.size == 1
+        or not _arguments_may_raise(call)
+    ):
         return False
     # Gradients may differ between ranks even if values do not, because they may be P.
     gives_complex = call.name in ("linalg_eig", "linalg_eigvals")
-    return gives_complex or any(each.spec.dtype.is_complex for each in call.operands)
+    return gives_complex or any(operand.spec.dtype.is_complex for operand in call.operands)
 
 
-def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
+def _has_some_empty_shards(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
     """Return whether a rank has an empty shard of an operand while others have not.
 
     On an empty shard torch checks no index and divides by no zero, so that rank does not raise.
     """
     return any(
-        Layout.of(placement, sbp).leaves_out(operand.shape)
+        Layout.of(placement, sbp).has_empty_shards(operand.shape)
         for operand, sbp in zip(call.operands, ins, strict=True)
     )
 
 
-def _deciding(call: Call) -> Sequence[int]:
+def _deciding_operands(call: Call) -> Sequence[int]:
     """Return the indices of the operands whose values decide whether the op raises.
 
     Of ``gather(x, 0, index)`` it is 1: the index may be out of range, and any x will do.
     """
     name, count = call.name, len(call.operands)
-    if name in _BY_SECOND:
+    if name in _DECIDED_BY_SECOND:
         return range(1, 2)
-    if name in _BY_REST:
+    if name in _DECIDED_BY_REST:
         return range(1, count)
-    if name in _BY_SUBSCRIPT:
+    if name in _DECIDED_BY_SUBSCRIPT:
         return [operand.index for operand in operands_in(call.args[1:2])]
     return range(count - 1, count) if name in DIVISIONS else range(count)
 
 
-def _may_raise(call: Call) -> bool:
+def _arguments_may_raise(call: Call) -> bool:
     """Return whether this call of an op in OPS may raise, judged by its arguments.
 
     ``div(x, 2)`` may not; ``div(x, y, rounding_mode="floor")`` may, if y holds integer zeros.
     """
-    if call.name in _BY_SECOND and len(call.operands) < 2:
+    if call.name in _DECIDED_BY_SECOND and len(call.operands) < 2:
         return False  # quantile(x, 0.5)
     if call.name in ("div", "divide") and call.kwargs.get("rounding_mode") is None:
         return False
     if call.name in DIVISIONS:
         divisor = [*call.args, *call.kwargs.values()][1]
         return isinstance(divisor, Operand) or divisor == 0
-    if call.name in _CHECKED_IF_ASKED:
+    if call.name in _CHECKED_ON_REQUEST:
         return any(x is True for x in (*call.args, *call.kwargs.values()))
-    if call.name in _BY_SUBSCRIPT:
+    if call.name in _DECIDED_BY_SUBSCRIPT:
         return bool(operands_in(call.args[1:2]))
     if call.name in _NORMS:
-        return any(x in ("nuc", 2, -2) for x in (*call.args, *call.kwargs.values()) if _is_order(x))
+        return any(
+            x in ("nuc", 2, -2) for x in (*call.args, *call.kwargs.values()) if _is_norm_order(x)
+        )
     return True
 
 
-def _is_order(x: object) -> bool:
+def _is_norm_order(x: object) -> bool:
     return isinstance(x, str | int | float) and not isinstance(x, bool)
 
 
-def _differs(sbp: NdSbp, placement: Placement) -> bool:
+def _differs_between_ranks(sbp: NdSbp, placement: Placement) -> bool:
     """Return whether ranks of ``placement`` have different values of a tensor with this nd-sbp."""
     return any(e is not B and n > 1 for e, n in zip(sbp, placement.shape, strict=True))

@@ -63,13 +63,13 @@ class Out:
     Args:
         data_dependent: the first size depends on values, as that of ``nonzero``. ``shape`` then has
             the largest possible size, and the form that runs the op returns the true one.
-        fixed: torch computes no gradient of this output.
+        non_differentiable: torch computes no gradient of this output.
     """
 
     shape: torch.Size
     dtype: torch.dtype
     data_dependent: bool = False
-    fixed: bool = False
+    non_differentiable: bool = False
 
     @property
     def ndim(self) -> int:
@@ -175,11 +175,11 @@ class Call:
 
         None and () mean all dims: ``sum(x)`` of a matrix gives (0, 1).
         """
-        value = dims_given(self.get(name, default))
+        value = as_dims(self.get(name, default))
         n = self.operands[0].ndim
         return tuple(range(n)) if value is None else tuple(v % n if n else 0 for v in value)
 
-    def take(self, count: int) -> tuple[Operand, ...]:
+    def require_operands(self, count: int) -> tuple[Operand, ...]:
         """Return the operands, for a rule that is for exactly ``count`` of them.
 
         Raises:
@@ -189,7 +189,7 @@ class Call:
             raise DoesNotFit(f"{self.name} of {len(self.operands)} tensors, and not of {count}")
         return self.operands
 
-    def cut_split(self) -> tuple[Split, DimCut] | None:
+    def split_and_cut(self) -> tuple[Split, DimCut] | None:
         """Return the first operand's split on ``axis`` and its cut, or None if it has no cut there.
 
         Rules of views use it to offer a signature for an operand that is ``S(0, cut="zigzag")``.
@@ -200,7 +200,7 @@ class Call:
             return None
         return entry, entry.cut
 
-    def make(
+    def signature(
         self,
         ins: Mapping[int, Sbp],
         outs: Sbp | Sequence[Sbp],
@@ -210,7 +210,7 @@ class Call:
     ) -> Signature:
         """Return an SBP signature of this call, as rules make them.
 
-        Example: ``make({0: S(1)}, P)`` of two operands is ``S(1), B -> P``.
+        Example: ``signature({0: S(1)}, P)`` of two operands is ``S(1), B -> P``.
 
         Args:
             ins: SBPs by operand index; the other operands are B.
@@ -222,23 +222,23 @@ class Call:
             outs = (outs,) * len(self.outs)
         return Signature(entries, tuple(outs), form, nbytes, by_size)
 
-    def whole(self) -> Signature:
+    def broadcast_signature(self) -> Signature:
         """Return the SBP signature with every tensor B (replicated), which is always correct.
 
         Every rule offers it first, so that any call can run.
         """
-        return self.make({}, B)
+        return self.signature({}, B)
 
-    def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
+    def same_split_signatures(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
         """Return the SBP signatures that split the first operand and all outputs along one dim.
 
         For ``dims`` (0, 1): ``B -> B``, ``S(0) -> S(0)``, ``S(1) -> S(1)``, and ``P -> P`` if
         ``partial``. Other operands are B.
         """
-        made = [self.whole()] + [self.make({0: S(d)}, S(d)) for d in dims]
+        signatures = [self.broadcast_signature()] + [self.signature({0: S(d)}, S(d)) for d in dims]
         if partial:
-            made.append(self.make({0: P}, P))
-        return made
+            signatures.append(self.signature({0: P}, P))
+        return signatures
 
 
 def argument(
@@ -260,7 +260,7 @@ def argument(
     return call.defaults.get(name) if default is None else default
 
 
-def dims_given(value: Any) -> tuple[int, ...] | None:
+def as_dims(value: Any) -> tuple[int, ...] | None:
     """Return an argument that names dims as a tuple; None if it means all dims.
 
     Examples: 1 -> (1,), [0, 1] -> (0, 1), () -> None. A bool in the place of dims means something

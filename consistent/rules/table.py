@@ -26,7 +26,7 @@ from .signature import (
     operands_in,
 )
 
-_CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+_CANONICAL_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
 
 class Sizing(enum.IntEnum):
@@ -63,7 +63,8 @@ class Row:
             global tensors, and the rows of the ops in it are used.
         by_value: the values of float arguments affect shapes or the rule; without this flag one
             cached plan serves all values.
-        forward: some signatures make P(max) or P(min) from other layouts, if no gradient is needed.
+        makes_extremes: some signatures make P(max) or P(min) from other layouts, if no gradient is
+            needed.
         moves: elements are moved, repeated or dropped and none is changed, so that signatures that
             pass P pass P(max) and P(min) as well. Rules in the notation say so themselves.
         numbers: names of parameters whose integers do not affect layouts (a factor, an offset along
@@ -88,7 +89,7 @@ class Row:
     outs: Callable[[Call], Sequence[Out] | None] | None = None
     composite: bool = False
     by_value: bool = False
-    forward: bool = False
+    makes_extremes: bool = False
     moves: bool = False
     numbers: str = ""
     any_size: bool | Callable[[Call, Sequence[NdSbp]], bool] = False
@@ -107,7 +108,9 @@ class Row:
         if not callable(self.rule):
             texts = (self.rule,) if isinstance(self.rule, str) else self.rule
             object.__setattr__(self, "rules", tuple(map(notation.parse, texts)))
-            object.__setattr__(self, "forward", self.forward or _bounds(self.rules))
+            object.__setattr__(
+                self, "makes_extremes", self.makes_extremes or _makes_extremes(self.rules)
+            )
             if self.is_elementwise:
                 object.__setattr__(self, "numbers", "*")
 
@@ -130,15 +133,15 @@ class Row:
             DoesNotFit: the row's rule does not apply to such a call.
         """
         self._name_arguments(call)
-        if not _in_order(call):
+        if not _has_operands_in_order(call):
             raise DoesNotFit(
                 f"{self.names.split()[0]}: tensors named in another order than torch's"
             )
         if callable(self.rule):
-            made = self.rule(call, parts)
-            return made + notation.extreme_twins(made) if self.moves else made
-        made = notation.signatures_of(self.rules, call, parts, self.along)
-        return made if self.extremes is None else made + self.extremes(call)
+            signatures = self.rule(call, parts)
+            return signatures + notation.extreme_variants(signatures) if self.moves else signatures
+        signatures = notation.signatures_of(self.rules, call, parts, self.along)
+        return signatures if self.extremes is None else signatures + self.extremes(call)
 
     def position(self, name: str) -> int:
         """Return the position of the parameter ``name`` among the op's positional parameters."""
@@ -169,17 +172,17 @@ class Row:
         """
         self._name_arguments(call)
         try:
-            made = None if self.outs is None else self.outs(_ordered(call))
+            outs = None if self.outs is None else self.outs(_with_operands_in_order(call))
         except DoesNotFit:
             return None
-        return None if made is None else tuple(made)
+        return None if outs is None else tuple(outs)
 
     def _name_arguments(self, call: Call) -> None:
         """Set the names and defaults of the op's parameters in ``call``, for ``call.get``."""
         call.params, call.defaults = self._params, self._defaults
 
 
-def _in_order(call: Call) -> bool:
+def _has_operands_in_order(call: Call) -> bool:
     """Return whether tensors passed by keyword are in the order of the op's parameters.
 
     Rules and forms count operands in the order of the parameters: ``mm(mat2=b, input=a)`` does not
@@ -188,41 +191,43 @@ def _in_order(call: Call) -> bool:
     names = [name for name, value in call.kwargs.items() if operands_in(value)]
     if not names:
         return True
-    known = [_CANONICAL.get(name, name) for name in names]
+    canonical_names = [_CANONICAL_NAMES.get(name, name) for name in names]
     # Without positional tensors the first keyword must be the first parameter, unless a list of
     # tensors comes before it.
     if not any(isinstance(value, Operand) for value in call.args) and call.params:
-        if known[0] != _CANONICAL.get(call.params[0], call.params[0]):
+        if canonical_names[0] != _CANONICAL_NAMES.get(call.params[0], call.params[0]):
             return isinstance(call.args[0] if call.args else None, list | tuple)
-    places = [call.params.index(name) for name in known if name in call.params]
-    return places == sorted(places)
+    positions = [call.params.index(name) for name in canonical_names if name in call.params]
+    return positions == sorted(positions)
 
 
-def _ordered(call: Call) -> Call:
+def _with_operands_in_order(call: Call) -> Call:
     """Return ``call`` with its tensors in the order of the parameters, to compute its outputs.
 
     Only the outputs may be computed from it. Signatures refer to operands by their order in the
     call as it was made.
     """
-    if _in_order(call):
+    if _has_operands_in_order(call):
         return call
     last = len(call.params)
-    place = {name: at for at, name in enumerate(call.params)}
-    names = sorted(call.kwargs, key=lambda name: place.get(_CANONICAL.get(name, name), last))
+    positions = {name: position for position, name in enumerate(call.params)}
+    names = sorted(
+        call.kwargs, key=lambda name: positions.get(_CANONICAL_NAMES.get(name, name), last)
+    )
     by_name = {name: call.kwargs[name] for name in names}
-    found = operands_in((call.args, *by_name.values()))
-    return replace(call, kwargs=by_name, operands=tuple(found))
+    operands = operands_in((call.args, *by_name.values()))
+    return replace(call, kwargs=by_name, operands=tuple(operands))
 
 
-def _bounds(rules: Iterable[notation.Rule]) -> bool:
+def _makes_extremes(rules: Iterable[notation.Rule]) -> bool:
     """Return whether a rule makes P(max) or P(min) from a split dim that is reduced.
 
     ``max(...D) -> ...`` does: each rank has the maximum of its shard.
     """
     return any(
-        head in ("max", "min") and any(name not in kept for name in pattern.names)
+        head in ("max", "min") and any(name not in out_names for name in pattern.names)
         for rule in rules
-        for kept in [{name for out in rule.outs for p in out.patterns for name in p.names}]
+        for out_names in [{name for out in rule.outs for p in out.patterns for name in p.names}]
         for _, head, pattern in rule.operands
     )
 
@@ -243,6 +248,6 @@ def add_rows(rows: Iterable[Row]) -> None:
             ROWS[name] = row
 
 
-def find(name: str) -> Row | None:
+def find_row(name: str) -> Row | None:
     """Return the row of the op ``name``, or None: such an op runs on B operands on every rank."""
     return ROWS.get(name)

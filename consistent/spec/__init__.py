@@ -4,7 +4,7 @@ They are metadata only, without tensor data or communication.
 """
 
 from . import elsewhere, sbp
-from .cut import DimCut, Runs, items_in, overlapping, piece
+from .cut import DimCut, Runs, intersect_runs, item_count, piece
 from .placement import Placement, World, check_placement
 from .sbp import (
     EXTREMES,
@@ -18,21 +18,21 @@ from .sbp import (
     Split,
     as_nd_sbp,
     as_sbp,
-    cuts_last,
+    cuts_are_innermost,
     dual,
     dual_nd,
+    fits_dtype,
+    has_one_partial_kind,
     is_cut,
-    is_one_way,
-    may_be,
     partial_of,
-    plain_nd,
+    without_cuts,
 )
 from .tensor_spec import (
     Coordinate,
     Layout,
     TensorSpec,
-    cut_fault,
-    misfit,
+    invalid_cut_reason,
+    invalid_dtype_reason,
     resolve_dims,
     resolve_sbp,
 )
@@ -57,20 +57,20 @@ __all__ = [
     "as_nd_sbp",
     "as_sbp",
     "check_placement",
-    "cut_fault",
-    "cuts_last",
+    "invalid_cut_reason",
+    "cuts_are_innermost",
     "dual",
     "dual_nd",
     "elsewhere",
     "is_cut",
-    "is_one_way",
-    "items_in",
-    "may_be",
-    "misfit",
-    "overlapping",
+    "has_one_partial_kind",
+    "item_count",
+    "fits_dtype",
+    "invalid_dtype_reason",
+    "intersect_runs",
     "partial_of",
     "piece",
-    "plain_nd",
+    "without_cuts",
     "resolve_dims",
     "resolve_sbp",
     "sbp",

@@ -48,7 +48,7 @@ class DimCut:
 
     __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
 
-    _made: weakref.WeakValueDictionary[tuple, DimCut] = weakref.WeakValueDictionary()
+    _instances: weakref.WeakValueDictionary[tuple, DimCut] = weakref.WeakValueDictionary()
     blocks: int | None
     zigzag: bool
     sizes: tuple[int, ...] | None
@@ -62,13 +62,13 @@ class DimCut:
         of: int | tuple[int, ...] | None,
     ) -> DimCut:
         key = (blocks, zigzag, sizes, of)
-        made = cls._made.get(key)
-        if made is None:
-            made = super().__new__(cls)
+        instance = cls._instances.get(key)
+        if instance is None:
+            instance = super().__new__(cls)
             for name, value in zip(("blocks", "zigzag", "sizes", "of"), key, strict=True):
-                object.__setattr__(made, name, value)
-            made = cls._made.setdefault(key, made)
-        return made
+                object.__setattr__(instance, name, value)
+            instance = cls._instances.setdefault(key, instance)
+        return instance
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self} is a value and cannot be changed; write S(dim, ...) again.")
@@ -108,9 +108,9 @@ class DimCut:
 
         ``sizes=(3, 5)`` of 8 items on 2 ranks gives rank 1 five.
         """
-        return items_in(self.runs(n, parts, index))
+        return item_count(self.runs(n, parts, index))
 
-    def least(self, parts: int) -> int:
+    def min_items(self, parts: int) -> int:
         """Return the smallest number of items with which each of ``parts`` ranks has at least one.
 
         ``Layout`` uses it to tell whether some rank has an empty shard. The result is 1 if the cut
@@ -122,12 +122,12 @@ class DimCut:
         if isinstance(self.of, tuple):
             n = sum(self.of)
             return 1 if all(self.size(n, parts, k) for k in range(parts)) else 1 << 62
-        within = parts if self.blocks is None else (parts - 1) * self.blocks + 1
+        fewest = parts if self.blocks is None else (parts - 1) * self.blocks + 1
         # Every run of ``of`` items is divided the same way, so a run that is too short for all
         # ranks leaves the same ranks empty however many runs there are.
-        return within if self.of is None or self.of >= within else 1 << 62
+        return fewest if self.of is None or self.of >= fewest else 1 << 62
 
-    def in_each(self, n: int) -> list[tuple[int, int]]:
+    def parts_of(self, n: int) -> list[tuple[int, int]]:
         """Return (start, size) of each part of ``n`` items that is divided separately.
 
         With ``of=4`` and 8 items they are [(0, 4), (4, 4)]; without ``of`` there is one, all items.
@@ -141,7 +141,7 @@ class DimCut:
             start += size
         return starts
 
-    def of_parts(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
+    def cut_of_slice(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
         """Return the cut by which ranks hold the slice [start, start + size) of ``n`` items.
 
         There is such a cut if ``of`` divides the items into parts, and the slice consists of whole
@@ -152,14 +152,20 @@ class DimCut:
                 is split into balanced pieces. None if the slice does not consist of whole parts, or
                 if this cut has no ``of``.
         """
-        inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
-        if self.of is None or sum(inside) != size or not inside:
+        part_sizes = [m for a, m in self.parts_of(n) if start <= a and a + m <= start + size]
+        if self.of is None or sum(part_sizes) != size or not part_sizes:
             return None
-        of = None if len(inside) == 1 else inside[0] if len(set(inside)) == 1 else tuple(inside)
-        made = cut_of(self.blocks, ZIGZAG if self.zigzag else None, self.sizes, of)
-        return () if made is None else (made,)
+        of = (
+            None
+            if len(part_sizes) == 1
+            else part_sizes[0]
+            if len(set(part_sizes)) == 1
+            else tuple(part_sizes)
+        )
+        cut = cut_of(self.blocks, ZIGZAG if self.zigzag else None, self.sizes, of)
+        return () if cut is None else (cut,)
 
-    def fault(self, n: int, parts: int) -> str | None:
+    def invalid_reason(self, n: int, parts: int) -> str | None:
         """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can.
 
         The reason is text for an error: "the sizes (3, 5) have 8 items together, and the dim has 9
@@ -174,7 +180,7 @@ class DimCut:
         if len(self.sizes) != parts:
             return f"there are {len(self.sizes)} sizes, and the axis has {parts} ranks"
         total = sum(self.sizes)
-        if any(size != total for _, size in self.in_each(n)):
+        if any(size != total for _, size in self.parts_of(n)):
             whole = f"{n} items" if self.of is None else f"parts of {self.of} items"
             return f"the sizes {self.sizes} have {total} items together, and the dim has {whole}"
         return None
@@ -182,14 +188,14 @@ class DimCut:
 
 @lru_cache(maxsize=1 << 12)
 def _runs(cut: DimCut, n: int, parts: int, index: int) -> Runs:
-    return joined(
+    return merge_runs(
         (first + start, size)
-        for first, count in cut.in_each(n)
-        for start, size in _within(cut, count, parts, index)
+        for first, count in cut.parts_of(n)
+        for start, size in _runs_in_part(cut, count, parts, index)
     )
 
 
-def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
+def _runs_in_part(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
     """Yield the runs that rank ``index`` has in one part of ``n`` items that is divided by itself.
 
     A run may be empty, or begin where the one before it ends.
@@ -206,47 +212,47 @@ def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, 
         yield piece(n, parts, index)
 
 
-def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_runs(runs: Iterable[tuple[int, int]]) -> Runs:
     """Return ``runs``, (start, size), without empty ones and with adjacent ones merged.
 
     They must be ascending: ((0, 2), (2, 3), (7, 0)) -> ((0, 5),).
     """
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, size in runs:
-        if size and found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + size)
+        if size and merged and sum(merged[-1]) == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + size)
         elif size:
-            found.append((start, size))
-    return tuple(found)
+            merged.append((start, size))
+    return tuple(merged)
 
 
-def items_in(runs: Runs) -> int:
+def item_count(runs: Runs) -> int:
     """Return the total number of items in ``runs``."""
     return sum(size for _, size in runs)
 
 
-def overlapping(a: Runs, b: Runs) -> Runs:
+def intersect_runs(a: Runs, b: Runs) -> Runs:
     """Return the runs, (start, size), of the items that are in both ``a`` and ``b``.
 
     ((0, 4),) and ((2, 4),) give ((2, 2),). So ranks find what a change of split has to send.
     """
-    found, i, j = [], 0, 0
+    overlaps, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         (x, m), (y, n) = a[i], b[j]
         start, stop = max(x, y), min(x + m, y + n)
         if start < stop:
-            found.append((start, stop - start))
+            overlaps.append((start, stop - start))
         if x + m < y + n:  # the run that ends first overlaps nothing further
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(overlaps)
 
 
 # -- text and arguments ----------------------------------------------------------------------------
 
 _WORD = r"(?:blocks|cut|sizes|of)\s*=\s*(?:\d+|'\w+'|\"\w+\"|\(\s*\d+\s*(?:,\s*\d+\s*)*,?\s*\))"
-WORDS = rf"(?:\s*,\s*{_WORD})*"
+CUT_PATTERN = rf"(?:\s*,\s*{_WORD})*"
 """Pattern of the arguments after the dim in the text of a split, such as ``, blocks=2``."""
 
 
@@ -258,42 +264,50 @@ def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = Non
         ValueError: a size is negative, ``cut`` is unknown, or two of ``blocks``, ``cut`` and
             ``sizes`` are given.
     """
-    given = [name for name, x in (("blocks", blocks), ("cut", cut), ("sizes", sizes))
+    names = [name for name, x in (("blocks", blocks), ("cut", cut), ("sizes", sizes))
              if x is not None]  # fmt: skip
-    if len(given) > 1:
+    if len(names) > 1:
         raise ValueError(
-            f"split: {' and '.join(f'{name}=' for name in given)} are given, and a dim is cut in "
+            f"split: {' and '.join(f'{name}=' for name in names)} are given, and a dim is cut in "
             "one way. Give one of them; of= goes with each."
         )
     if cut is not None and cut != ZIGZAG:
         raise ValueError(
             f'split: cut={cut!r} is not known. Write cut="{ZIGZAG}", or blocks=, sizes= or of=.'
         )
-    blocks = None if blocks is None else _size("blocks", blocks, 1)
-    sizes = None if sizes is None else tuple(_size("sizes", x, 0) for x in _listed(sizes, "sizes"))
+    blocks = None if blocks is None else _check_size("blocks", blocks, 1)
+    sizes = (
+        None
+        if sizes is None
+        else tuple(_check_size("sizes", x, 0) for x in _check_sequence(sizes, "sizes"))
+    )
     if of is not None:
         is_one = isinstance(of, int)
-        of = _size("of", of, 1) if is_one else tuple(_size("of", x, 0) for x in _listed(of, "of"))
+        of = (
+            _check_size("of", of, 1)
+            if is_one
+            else tuple(_check_size("of", x, 0) for x in _check_sequence(of, "of"))
+        )
     if (blocks, cut, sizes, of) == (None, None, None, None):
         return None
     return DimCut(blocks, cut is not None, sizes, of)
 
 
-def _listed(value: Any, name: str) -> Any:
+def _check_sequence(value: Any, name: str) -> Any:
     if isinstance(value, tuple | list) and value:
         return value
     raise TypeError(f"split: {name}={value!r}. Give a tuple of sizes, such as {name}=(3, 5).")
 
 
-def _size(name: str, value: Any, least: int) -> int:
+def _check_size(name: str, value: Any, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
             f"split: {name} holds {value!r} of type {type(value).__name__}, and a number of items "
             "is an int."
         )
-    if value < least:
+    if value < minimum:
         raise ValueError(
-            f"split: {name} holds {value}, and a number of items is {least} or more here."
+            f"split: {name} holds {value}, and a number of items is {minimum} or more here."
         )
     return value
 
@@ -301,13 +315,13 @@ def _size(name: str, value: Any, least: int) -> int:
 def parse_cut(text: str) -> DimCut | None:
     """Return the cut that prints as ``text``, such as ``", blocks=2"``; None if the text is empty.
 
-    ``text`` must match the pattern ``WORDS``.
+    ``text`` must match the pattern ``CUT_PATTERN``.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.
     for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):
         numbers = [int(x) for x in re.findall(r"\d+", value)]
-        given[name] = (
+        arguments[name] = (
             value[1:-1] if value[0] in "'\"" else tuple(numbers) if value[0] == "(" else numbers[0]
         )
-    return cut_of(**given)
+    return cut_of(**arguments)

@@ -17,17 +17,17 @@ from .nearest import suggestion
 _SBPS = "with S(d) for Shard(d), B for Replicate() and P for Partial()"
 _MESH = 'consistent.placement("cpu", ranks=[[0, 1], [2, 3]], axes=("dp", "tp"))'
 _PLAN = 'consistent.parallelize(model, placement, "tensor"), or patterns of names -> SBP'
-_SHARDED = 'consistent.parallelize(model, placement, "zero3")'
-_HERE = "mirrored's view: x.to_mirrored(), ops on its elements, and .to_global(sbp) back"
+_ZERO3 = 'consistent.parallelize(model, placement, "zero3")'
+_MIRRORED_VIEW = "mirrored's view: x.to_mirrored(), ops on its elements, and .to_global(sbp) back"
 _SHARD = "x.to_local(), this rank's shard"
 _BOXING = "x.to_global(sbp=...), a boxing"
 _COLLECTIVE = "x.to_global(sbp=...), a boxing; of plain tensors mirrored's function of this name"
 _RANK, _SIZE = "mirrored.current().rank", "mirrored.current().size"
-_STARTED = "nothing: the first global tensor joins the ranks, as the launcher says"
+_NO_INIT = "nothing: the first global tensor joins the ranks, as the launcher says"
 _LOADER = "consistent.data.loader(DataLoader(...), placement)"
 
 # Attribute of a tensor -> (library that has the name, or "", what to write here).
-OF_TENSORS: dict[str, tuple[str, str]] = {
+TENSOR_HINTS: dict[str, tuple[str, str]] = {
     "redistribute": ("DTensor", f"x.to_global(placement, sbp=S(0)), {_SBPS}"),
     "full_tensor": ("DTensor", "x.full(), on every rank"),
     "device_mesh": ("DTensor", "x.placement"),
@@ -66,7 +66,7 @@ OF_TENSORS: dict[str, tuple[str, str]] = {
 }
 
 # Name in the package -> (library that has the name, or "", what to write here).
-OF_PACKAGE: dict[str, tuple[str, str]] = {
+PACKAGE_HINTS: dict[str, tuple[str, str]] = {
     "DTensor": ("DTensor", "consistent.GlobalTensor"),
     "DeviceMesh": ("DTensor", _MESH),
     "init_device_mesh": ("DTensor", _MESH),
@@ -81,10 +81,10 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
     "RowwiseParallel": ("DTensor", _PLAN),
     "SequenceParallel": ("DTensor", 'consistent.parallelize(model, placement, "tensor+sequence")'),
     "loss_parallel": ("DTensor", "nothing: a loss of split logits is computed where they lie"),
-    "local_map": ("DTensor", _HERE),
-    "fully_shard": ("FSDP2", _SHARDED),
-    "FullyShardedDataParallel": ("FSDP", _SHARDED),
-    "FSDP": ("FSDP", _SHARDED),
+    "local_map": ("DTensor", _MIRRORED_VIEW),
+    "fully_shard": ("FSDP2", _ZERO3),
+    "FullyShardedDataParallel": ("FSDP", _ZERO3),
+    "FSDP": ("FSDP", _ZERO3),
     "MixedPrecisionPolicy": ("FSDP2", "model.bfloat16() and consistent.master_weights(optimizer)"),
     "summon_full_params": (
         "FSDP",
@@ -103,9 +103,9 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
     "get_rank": ("", _RANK),
     "world_size": ("", _SIZE),
     "get_world_size": ("", _SIZE),
-    "init": ("", _STARTED),
-    "initialize": ("", _STARTED),
-    "init_process_group": ("", _STARTED),
+    "init": ("", _NO_INIT),
+    "initialize": ("", _NO_INIT),
+    "init_process_group": ("", _NO_INIT),
     "all_reduce": ("", _COLLECTIVE),
     "all_gather": ("", _COLLECTIVE),
     "all_to_all": ("", _COLLECTIVE),
@@ -115,8 +115,8 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
     "device_put": ("JAX", "consistent.distribute(tensor, placement, sbp), or x.to_global(...)"),
     "device_get": ("JAX", "x.full(), on every rank"),
     "with_sharding_constraint": ("JAX", "x.to_global(sbp=...)"),
-    "shard_map": ("JAX", _HERE),
-    "pmap": ("JAX", _HERE),
+    "shard_map": ("JAX", _MIRRORED_VIEW),
+    "pmap": ("JAX", _MIRRORED_VIEW),
     "jit": ("JAX", "consistent.compile(step)"),
     "Mesh": ("JAX", _MESH),
     "make_mesh": ("JAX", _MESH),
@@ -138,7 +138,7 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
 
 # Name in a subpackage or in ``consistent.sbp`` -> (library that has the name, or "", what to write
 # here).
-OF_PARTS: dict[str, tuple[str, str]] = {
+PART_HINTS: dict[str, tuple[str, str]] = {
     "DistributedSampler": ("DDP", _LOADER),
     "save_checkpoint": ("", "consistent.checkpoint.save"),
     "load_checkpoint": ("", "consistent.checkpoint.load"),
@@ -152,7 +152,7 @@ OF_PARTS: dict[str, tuple[str, str]] = {
 }
 
 # Name of a plan elsewhere, in lower case and without "parallel" -> what to write here.
-OF_PLANS: dict[str, str] = {
+PLAN_HINTS: dict[str, str] = {
     "ddp": '"data"',
     "dp": '"data"',
     "replicate": '"data"',
@@ -186,27 +186,27 @@ def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
     """
     if name not in names:
         return ""
-    whose, instead = names[name]
-    here = f"It is a name of {whose}'s; here" if whose else "Here"
-    return f". {here} it is {instead}."
+    library, replacement = names[name]
+    subject = f"It is a name of {library}'s; here" if library else "Here"
+    return f". {subject} it is {replacement}."
 
 
-def unknown(
+def module_getattr(
     module: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module, which raises the error of ``missing`` for every name.
+    """Return a ``__getattr__`` for a module, which raises ``missing_name_error`` for every name.
 
     So ``consistent.sbp.Shard`` raises an error with a hint. It is for modules without lazily
     imported names.
     """
 
     def __getattr__(name: str) -> Any:
-        raise missing(module, name, names, known)
+        raise missing_name_error(module, name, names, known)
 
     return __getattr__
 
 
-def missing(
+def missing_name_error(
     module: str, name: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> AttributeError | ImportError:
     """Return the error for a name that ``module`` lacks, with a hint what to write instead.
@@ -220,25 +220,25 @@ def missing(
         names: names of other libraries -> (library, what to write here).
         known: the names that the module has.
     """
-    said = hint(name, names) or _near(module, name, known)
+    hint_text = hint(name, names) or _similar_name_hint(module, name, known)
     # Frame 1 is the module's __getattr__. importlib needs an AttributeError for a submodule, which
     # it then imports.
     importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
-    if said and importing and find_spec(f"{module}.{name}") is None:
-        return ImportError(f"cannot import name {name!r} from {module!r}{said}", name=module)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{said}", name=name)
+    if hint_text and importing and find_spec(f"{module}.{name}") is None:
+        return ImportError(f"cannot import name {name!r} from {module!r}{hint_text}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint_text}", name=name)
 
 
-def _near(module: str, name: str, known: Iterable[str]) -> str:
+def _similar_name_hint(module: str, name: str, known: Iterable[str]) -> str:
     """Return the end of an error for an unknown name: a known name that is near it, or torch's own.
 
     The text is empty if there is neither.
     """
     if name.startswith("_"):  # Python and tools probe for such names and expect a miss
         return ""
-    near = suggestion(name, known, 0.75)
-    if near:
-        return f".{near}"
-    twin = "torch" + module.removeprefix("consistent")
-    own = callable(getattr(sys.modules.get(twin), name, None))
-    return f". It is torch's own: {twin}.{name}." if own else ""
+    text = suggestion(name, known, 0.75)
+    if text:
+        return f".{text}"
+    torch_module = "torch" + module.removeprefix("consistent")
+    is_torch_name = callable(getattr(sys.modules.get(torch_module), name, None))
+    return f". It is torch's own: {torch_module}.{name}." if is_torch_name else ""

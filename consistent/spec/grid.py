@@ -16,29 +16,29 @@ def as_grid(ranks: Any) -> range | np.ndarray:
     """
     if isinstance(ranks, range):
         if len(ranks) == 0:
-            raise _empty(ranks)
+            raise _empty_error(ranks)
         return ranks
     try:
         grid = np.asarray(ranks)
     except ValueError as error:
         raise ValueError(
-            f"placement: ranks={short(ranks)} is not a grid: its rows have different lengths. "
+            f"placement: ranks={ranks_text(ranks)} is not a grid: its rows have different lengths. "
             "Give every row the same number of ranks."
         ) from error
     if grid.ndim == 0:
         grid = grid.reshape(1)
     if grid.size == 0:
-        raise _empty(ranks)
+        raise _empty_error(ranks)
     if not np.issubdtype(grid.dtype, np.integer):
         raise ValueError(
-            f"placement: ranks={short(ranks)} holds {grid.dtype}, and ranks are ints. "
+            f"placement: ranks={ranks_text(ranks)} holds {grid.dtype}, and ranks are ints. "
             "Give an int, a list, a nested list, a range or an int array."
         )
     return grid.astype(np.int64, copy=False)
 
 
-def _empty(ranks: Any) -> ValueError:
-    return ValueError(f"placement: ranks={short(ranks)} is empty. Name at least one rank.")
+def _empty_error(ranks: Any) -> ValueError:
+    return ValueError(f"placement: ranks={ranks_text(ranks)} is empty. Name at least one rank.")
 
 
 def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
@@ -66,7 +66,9 @@ def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int,
     return 0, (), tuple(int(rank) for rank in grid.ravel())
 
 
-def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+def coordinate_of_offset(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[int, ...] | None:
     """Return the coordinate c with sum(c * strides) == ``offset``; None if the grid has none.
 
     It finds a rank in a strided grid. The search goes from the widest stride to the narrowest, and
@@ -99,7 +101,7 @@ def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tupl
     return tuple(coordinate) if search(0, offset) else None
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a grid of ``shape`` whose ranks count up row by row: (2, 3) -> (3, 1).
 
     An axis of one rank has stride 1, as in ``compress``.
@@ -120,7 +122,7 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(coordinate))
 
 
-def short(ranks: Any) -> str:
+def ranks_text(ranks: Any) -> str:
     """Return ``ranks`` as text of at most 60 characters, for an error message."""
     text = repr(ranks.tolist() if isinstance(ranks, np.ndarray) else ranks)
     return text if len(text) <= 60 else "".join(itertools.islice(text, 57)) + "..."

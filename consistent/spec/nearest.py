@@ -24,8 +24,8 @@ def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str
     alike the names must be, from 0 to 1, as ``difflib.get_close_matches`` counts it.
     """
     by_letters = {str(each).lower(): each for each in known}
-    near = difflib.get_close_matches(str(name).lower(), by_letters, 1, nearness)
-    return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
+    matches = difflib.get_close_matches(str(name).lower(), by_letters, 1, nearness)
+    return f" Did you mean {by_letters[matches[0]]!r}?" if matches else ""
 
 
 def nearest_sbp(text: str) -> str | None:
@@ -37,14 +37,14 @@ def nearest_sbp(text: str) -> str | None:
     dim = _DIM.fullmatch(re.sub("dim|axis", "", low))
     word = re.match(r"[a-z_]*", low)
     assert word is not None
-    if dim is not None and (not word[0] or _WORDS.get(_near(word[0])) == "S(0)"):
+    if dim is not None and (not word[0] or _WORDS.get(_nearest_word(word[0])) == "S(0)"):
         return f"S({dim[1]})"
     inner = re.search(r"\((\w+)", low)  # None for P(mean), which does not exist
-    if inner is not None and _WORDS.get(_near(word[0])) == "P":
+    if inner is not None and _WORDS.get(_nearest_word(word[0])) == "P":
         return _WORDS.get(f"partial_{inner[1]}")
-    return _WORDS.get(_near(word[0]))
+    return _WORDS.get(_nearest_word(word[0]))
 
 
-def _near(word: str) -> str:
-    near = difflib.get_close_matches(word, _WORDS, 1, 0.7)
-    return near[0] if near else ""
+def _nearest_word(word: str) -> str:
+    matches = difflib.get_close_matches(word, _WORDS, 1, 0.7)
+    return matches[0] if matches else ""

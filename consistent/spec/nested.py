@@ -17,37 +17,37 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
     A container in which nothing changes is returned itself, not copied.
     """
-    return map_each(value, torch.Tensor, change)
+    return map_instances(value, torch.Tensor, change)
 
 
 def tensors_in(value: Any) -> list[Any]:
     """Return the tensors in ``value``, in the order in which ``map_tensors`` visits them."""
-    return each_in(value, torch.Tensor)
+    return instances_in(value, torch.Tensor)
 
 
-def each_in(value: Any, kind: type) -> list[Any]:
-    """Return the instances of ``kind`` in nested containers, in the order of ``map_each``."""
-    found: list[Any] = []
+def instances_in(value: Any, kind: type) -> list[Any]:
+    """Return the instances of ``kind`` in nested containers, in the order of ``map_instances``."""
+    instances: list[Any] = []
 
-    def look(x: Any) -> Any:
-        found.append(x)
+    def collect(x: Any) -> Any:
+        instances.append(x)
         return x
 
-    map_each(value, kind, look)
-    return found
+    map_instances(value, kind, collect)
+    return instances
 
 
-def replace_each(value: Any, kind: type, items: Iterable[Any]) -> Any:
+def replace_instances(value: Any, kind: type, items: Iterable[Any]) -> Any:
     """Return ``value`` with its instances of ``kind`` replaced by ``items``, in order.
 
-    It is the counterpart of ``each_in``: take the tensors out of a call's arguments, change them,
-    and put them back.
+    It is the counterpart of ``instances_in``: take the tensors out of a call's arguments, change
+    them, and put them back.
     """
-    left = iter(items)
-    return map_each(value, kind, lambda _: next(left))
+    remaining = iter(items)
+    return map_instances(value, kind, lambda _: next(remaining))
 
 
-def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def map_instances(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return ``value`` with each instance of ``kind`` in it replaced by ``change(instance)``.
 
     It looks into lists, tuples, mappings, slices and dataclasses. A container in which nothing
@@ -58,19 +58,23 @@ def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if type(value) in _LEAVES:  # most values; the check against Mapping is slow
         return value
     if isinstance(value, Mapping):
-        return _mapping(value, {key: map_each(x, kind, change) for key, x in value.items()})
+        return _replace_items(
+            value, {key: map_instances(x, kind, change) for key, x in value.items()}
+        )
     if isinstance(value, list | tuple):
-        made = [map_each(x, kind, change) for x in value]
-        if all(a is b for a, b in zip(made, value)):
+        new_items = [map_instances(x, kind, change) for x in value]
+        if all(a is b for a, b in zip(new_items, value)):
             return value
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return type(value)(*new_items) if hasattr(value, "_fields") else type(value)(new_items)
     if isinstance(value, slice):
         ends = (value.start, value.stop, value.step)
-        made = [map_each(x, kind, change) for x in ends]
-        return value if all(a is b for a, b in zip(made, ends)) else slice(*made)
+        new_items = [map_instances(x, kind, change) for x in ends]
+        return value if all(a is b for a, b in zip(new_items, ends)) else slice(*new_items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type | kind):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return _fields(value, {key: map_each(x, kind, change) for key, x in fields.items()})
+        return _replace_fields(
+            value, {key: map_instances(x, kind, change) for key, x in fields.items()}
+        )
     return value
 
 
@@ -85,22 +89,22 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
     return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})
 
 
-def _mapping(value: Any, made: dict[Any, Any]) -> Any:
-    if all(made[key] is x for key, x in value.items()):
+def _replace_items(value: Any, items: dict[Any, Any]) -> Any:
+    if all(items[key] is x for key, x in value.items()):
         return value
     if type(value) is dict:
-        return made
+        return items
     # Copied to keep the type and its state: a defaultdict, a model's output, a tokenizer's batch.
-    found = copy.copy(value)
-    for key, x in made.items():
-        found[key] = x
-    return found
+    result = copy.copy(value)
+    for key, x in items.items():
+        result[key] = x
+    return result
 
 
-def _fields(value: Any, made: dict[str, Any]) -> Any:
-    if all(getattr(value, key) is x for key, x in made.items()):
+def _replace_fields(value: Any, fields: dict[str, Any]) -> Any:
+    if all(getattr(value, key) is x for key, x in fields.items()):
         return value
-    found = copy.copy(value)
-    for key, x in made.items():
-        object.__setattr__(found, key, x)  # also in frozen dataclasses
-    return found
+    result = copy.copy(value)
+    for key, x in fields.items():
+        object.__setattr__(result, key, x)  # also in frozen dataclasses
+    return result

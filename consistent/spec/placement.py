@@ -16,12 +16,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .grid import as_grid, compress, row_major, short, solve, unravel
+from .grid import as_grid, compress, coordinate_of_offset, ranks_text, row_major_strides, unravel
 from .sbp import Sbp
 from .tracer import callbacks
 
 _DEVICE_TYPES = ("cpu", "cuda")
-_SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "host": "cpu"}
+_DEVICE_TYPE_ALIASES = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "cuda": "cuda",
+    "cpu": "cpu",
+    "host": "cpu",
+}
 
 
 class World:
@@ -39,7 +45,7 @@ class World:
         return torch.cuda.is_available()
 
 
-_worlds = callbacks("world")
+_world_callbacks = callbacks("world")
 
 
 def _world() -> World:
@@ -47,7 +53,7 @@ def _world() -> World:
 
     A tracer may give another one by its ``world`` callback, as a simulation does.
     """
-    return _worlds[-1]() if _worlds else World()
+    return _world_callbacks[-1]() if _world_callbacks else World()
 
 
 class Placement:
@@ -117,9 +123,9 @@ class Placement:
     def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
         """Return the grid coordinate of ``rank``; None if the grid does not contain it."""
         if self._table is not None:
-            index = self._index.get(rank)
+            index = self._index_of_rank.get(rank)
             return None if index is None else unravel(index, self.shape)
-        return solve(rank - self._start, self.shape, self._strides)
+        return coordinate_of_offset(rank - self._start, self.shape, self._strides)
 
     def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks along ``axis`` through ``coordinate``, in grid order.
@@ -127,12 +133,12 @@ class Placement:
         They are the group of a collective along that axis: in the grid [[0, 1], [2, 3]] those of
         axis 0 through (0, 1) are (1, 3).
         """
-        here = list(coordinate)
-        line = []
+        point = list(coordinate)
+        ranks = []
         for step in range(self.shape[axis]):
-            here[axis] = step
-            line.append(self.rank_at(here))
-        return tuple(line)
+            point[axis] = step
+            ranks.append(self.rank_at(point))
+        return tuple(ranks)
 
     @cached_property
     def first_rank(self) -> int:
@@ -140,7 +146,7 @@ class Placement:
         return self.rank_at((0,) * self.ndim)
 
     @cached_property
-    def _index(self) -> dict[int, int]:
+    def _index_of_rank(self) -> dict[int, int]:
         assert self._table is not None
         return {rank: index for index, rank in enumerate(self._table)}
 
@@ -171,7 +177,11 @@ class Placement:
             if step == 1:
                 return f"range({stop})" if start == 0 else f"range({start}, {stop})"
             return f"range({start}, {stop}, {step})"
-        if self._table is None and self.size > 64 and self._strides == row_major(self.shape):
+        if (
+            self._table is None
+            and self.size > 64
+            and self._strides == row_major_strides(self.shape)
+        ):
             ends = f"{self._start}, " if self._start else ""
             sizes = ", ".join(map(str, self.shape))
             return f"np.arange({ends}{self._start + self.size}).reshape({sizes})"
@@ -192,7 +202,7 @@ class Placement:
 
     # -- checks ------------------------------------------------------------------------------------
 
-    def _extremes(self) -> tuple[int, int]:
+    def _rank_bounds(self) -> tuple[int, int]:
         """Return the lowest and the highest rank of the grid."""
         if self._table is not None:
             return min(self._table), max(self._table)
@@ -206,16 +216,16 @@ class Placement:
         repeated = self._repeated_rank()
         if repeated is not None:
             raise ValueError(
-                f"placement: rank {repeated} stands twice in ranks={short(ranks)}, and a "
+                f"placement: rank {repeated} stands twice in ranks={ranks_text(ranks)}, and a "
                 "rank holds one piece of a tensor. Name each rank once."
             )
-        low, high = self._extremes()
+        low, high = self._rank_bounds()
         world = _world().size()
         if low < 0 or (world is not None and high >= world):
-            outside = low if low < 0 else high
+            bad_rank = low if low < 0 else high
             size = f"the world has {world} ranks (0 to {world - 1})" if world else ""
             raise ValueError(
-                f"placement: rank {outside} in ranks={short(ranks)} lies outside the world: "
+                f"placement: rank {bad_rank} in ranks={ranks_text(ranks)} lies outside the world: "
                 f"{size or 'ranks count from 0'}. "
                 "Use ranks of the world, or launch more processes (torchrun --nproc_per_node N)."
                 + (
@@ -250,12 +260,12 @@ class Placement:
 
 def _check_type(type: str) -> None:  # noqa: A002
     if type not in _DEVICE_TYPES:
-        near = _SAME_TYPE.get(str(type).partition(":")[0].lower())
+        alias = _DEVICE_TYPE_ALIASES.get(str(type).partition(":")[0].lower())
         raise ValueError(
             f'placement: type is {type!r}, which is not a device type. Use "cpu" or "cuda".'
             + (
-                f" Did you mean {near!r}? Which device a rank has is its own affair."
-                if near
+                f" Did you mean {alias!r}? Which device a rank has is its own affair."
+                if alias
                 else ""
             )
         )
@@ -271,17 +281,17 @@ def check_placement(what: str, given: object) -> None:
     """Raise a TypeError if ``given`` is not a placement; the message says how to write one."""
     if isinstance(given, Placement):
         return
-    instead = 'Write placement("cpu", ranks=[0, 1]).'
+    advice = 'Write placement("cpu", ranks=[0, 1]).'
     if isinstance(given, Sbp | int | str) and not isinstance(given, bool):
-        instead += " An SBP is given by its name: sbp=S(0)."
+        advice += " An SBP is given by its name: sbp=S(0)."
     elif hasattr(given, "mesh_dim_names") and hasattr(given, "device_type"):  # a DeviceMesh
         names = given.mesh_dim_names and tuple(given.mesh_dim_names)  # type: ignore[attr-defined]
         axes = f", axes={names!r}" if names else ""
         ranks = given.mesh.tolist()  # type: ignore[attr-defined]
-        instead = f'Write placement("{given.device_type}", {ranks}{axes}).'  # type: ignore[attr-defined]
+        advice = f'Write placement("{given.device_type}", {ranks}{axes}).'  # type: ignore[attr-defined]
     raise TypeError(
         f"{what}: placement is {given!r} of type {type(given).__name__}, which is not a "
-        f"placement. {instead}"
+        f"placement. {advice}"
     )
 
 

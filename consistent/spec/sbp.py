@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
-from .cut import WORDS, DimCut, Runs, cut_of, parse_cut, piece
-from .elsewhere import OF_PARTS, unknown
+from .cut import CUT_PATTERN, DimCut, Runs, cut_of, parse_cut, piece
+from .elsewhere import PART_HINTS, module_getattr
 from .nearest import nearest_sbp
 
 
@@ -57,9 +57,11 @@ class Split(Sbp):
 
     __slots__ = ("__weakref__", "cut", "dim")
     is_split = True
-    _made: dict[int, Split] = {}
-    # Weak values, unlike _made: a program may meet new sizes, and so new cuts, without end.
-    _cut: weakref.WeakValueDictionary[tuple[int, DimCut], Split] = weakref.WeakValueDictionary()
+    _instances: dict[int, Split] = {}
+    # Weak values, unlike _instances: a program may meet new sizes, and so new cuts, without end.
+    _instances_by_cut: weakref.WeakValueDictionary[tuple[int, DimCut], Split] = (
+        weakref.WeakValueDictionary()
+    )
     dim: int
     cut: DimCut | None  # None: pieces are balanced
 
@@ -69,15 +71,15 @@ class Split(Sbp):
                 f"split: dim is {dim!r} of type {type(dim).__name__}, and a dim is an int. "
                 "Write sbp.split(0), or S(0)."
             )
-        made = cls._made.get(dim) if cut is None else cls._cut.get((dim, cut))
-        if made is None:
-            made = super().__new__(cls)
-            object.__setattr__(made, "dim", dim)
-            object.__setattr__(made, "cut", cut)
+        instance = cls._instances.get(dim) if cut is None else cls._instances_by_cut.get((dim, cut))
+        if instance is None:
+            instance = super().__new__(cls)
+            object.__setattr__(instance, "dim", dim)
+            object.__setattr__(instance, "cut", cut)
             if cut is None:
-                return cls._made.setdefault(dim, made)
-            return cls._cut.setdefault((dim, cut), made)
-        return made
+                return cls._instances.setdefault(dim, instance)
+            return cls._instances_by_cut.setdefault((dim, cut), instance)
+        return instance
 
     def size(self, n: int, parts: int, index: int) -> int:
         """Return how many of ``n`` items rank ``index`` of ``parts`` holds.
@@ -130,16 +132,16 @@ class Partial(Sbp):
 
     __slots__ = ("op",)
     is_partial = True
-    _made: dict[str, Partial] = {}
+    _instances: dict[str, Partial] = {}
     op: str
 
     def __new__(cls, op: str) -> Partial:
-        made = cls._made.get(op)
-        if made is None:
-            made = super().__new__(cls)
-            object.__setattr__(made, "op", op)
-            cls._made[op] = made
-        return made
+        instance = cls._instances.get(op)
+        if instance is None:
+            instance = super().__new__(cls)
+            object.__setattr__(instance, "op", op)
+            cls._instances[op] = instance
+        return instance
 
     @property
     def is_extreme(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -225,7 +227,7 @@ SbpLike = Union[Sbp, str, int, Sequence[Union[Sbp, str, int]]]  # noqa: UP007  (
 _DUAL: dict[Sbp, Sbp] = {broadcast: partial_sum, partial_sum: broadcast}
 # Groups: dim of a split, the arguments after it, B, op of P(op), op of partial_op, P.
 _ENTRY = re.compile(
-    rf"\s*(?:(?:S\(|split\()\s*(?:dim\s*=\s*)?(-?\d+)({WORDS})\s*,?\s*\)"
+    rf"\s*(?:(?:S\(|split\()\s*(?:dim\s*=\s*)?(-?\d+)({CUT_PATTERN})\s*,?\s*\)"
     r"|(B|broadcast)|P\(\s*(sum|max|min)\s*\)|partial_(sum|max|min)|(P))\s*"
 )
 
@@ -264,7 +266,7 @@ def partial_of(values: NdSbp) -> Partial | None:
     return next((entry for entry in values if isinstance(entry, Partial)), None)
 
 
-def is_one_way(values: NdSbp) -> bool:
+def has_one_partial_kind(values: NdSbp) -> bool:
     """Return whether all partial axes are of one kind: all P, all P(max) or all P(min).
 
     A mixture would be ambiguous: a maximum of sums is not a sum of maxima.
@@ -277,32 +279,32 @@ def is_cut(values: NdSbp) -> bool:
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 
-def cuts_last(values: NdSbp) -> bool:
+def cuts_are_innermost(values: NdSbp) -> bool:
     """Return whether no axis splits a dim further that an earlier axis has cut unevenly.
 
     Specs require it: ``(S(0), S(0, blocks=2))`` is allowed, and ``(S(0, blocks=2), S(0))`` is not.
     """
-    closed: set[int] = set()
+    cut_dims: set[int] = set()
     for entry in values:
         if isinstance(entry, Split):
-            if entry.dim in closed:
+            if entry.dim in cut_dims:
                 return False
             if entry.cut is not None:
-                closed.add(entry.dim)
+                cut_dims.add(entry.dim)
     return True
 
 
-def plain(entry: Sbp) -> Sbp:
+def without_cut(entry: Sbp) -> Sbp:
     """Return ``entry`` with balanced pieces: ``S(0, blocks=2)`` -> ``S(0)``; others stay."""
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
-def plain_nd(values: NdSbp) -> NdSbp:
+def without_cuts(values: NdSbp) -> NdSbp:
     """Return ``values`` with balanced pieces: (S(0, blocks=2), B) -> (S(0), B)."""
-    return tuple(plain(entry) for entry in values)
+    return tuple(without_cut(entry) for entry in values)
 
 
-def may_be(entry: Sbp, dtype: torch.dtype) -> bool:
+def fits_dtype(entry: Sbp, dtype: torch.dtype) -> bool:
     """Return whether tensors of ``dtype`` may have SBP ``entry``.
 
     P needs a sum, which bools do not have; P(max) and P(min) need an order, which complex numbers
@@ -335,7 +337,7 @@ def parse(text: str) -> Sbp | NdSbp:
         match = _ENTRY.match(text, position, end)
         if match is None:
             raise _parse_error(text, position)
-        entries.append(_entry(match))
+        entries.append(_entry_from_match(match))
         position = match.end()
         if position < end:
             if text[position] != ",":
@@ -348,7 +350,7 @@ def parse(text: str) -> Sbp | NdSbp:
     return tuple(entries)
 
 
-def _entry(match: re.Match) -> Sbp:
+def _entry_from_match(match: re.Match) -> Sbp:
     """Return the SBP that a match of the pattern ``_ENTRY`` stands for."""
     dim, words, is_b, op, long_op, _ = match.groups()
     if dim is not None:
@@ -359,10 +361,10 @@ def _entry(match: re.Match) -> Sbp:
 def _parse_error(text: str, position: int) -> ValueError:
     begin = text.rfind(",", 0, position) + 1 or len(text) - len(text.lstrip(" ("))
     is_word = position <= begin + 1 or text[position : position + 1] == "("
-    near = nearest_sbp(text[begin:].partition(",")[0]) if is_word else None
+    nearest = nearest_sbp(text[begin:].partition(",")[0]) if is_word else None
     return ValueError(
         f"sbp: cannot read this text as an SBP:\n  {text}\n  {' ' * position}^\n"
-        + (f"Did you mean {near!r}? " if near else "")
+        + (f"Did you mean {nearest!r}? " if nearest else "")
         + 'An SBP is "S(dim)", "B", "P", "P(max)" or "P(min)", and for several axes a tuple such '
         'as "(S(0), B)".'
     )
@@ -384,8 +386,8 @@ def as_nd_sbp(value: SbpLike) -> NdSbp:
         parsed = parse(value)
         return parsed if isinstance(parsed, tuple) else (parsed,)
     if isinstance(value, tuple | list):
-        return tuple(_one(entry) for entry in value)
-    return (_one(value),)
+        return tuple(_as_entry(entry) for entry in value)
+    return (_as_entry(value),)
 
 
 def as_sbp(value: SbpLike) -> Sbp:
@@ -403,7 +405,7 @@ def as_sbp(value: SbpLike) -> Sbp:
     return entries[0]
 
 
-def _one(entry: Any) -> Sbp:
+def _as_entry(entry: Any) -> Sbp:
     """Return one entry, an SBP, its text or the dim that it splits, as an ``Sbp``.
 
     Raises:
@@ -414,11 +416,11 @@ def _one(entry: Any) -> Sbp:
         return Split(entry)
     parsed = parse(entry) if isinstance(entry, str) else entry
     if not isinstance(parsed, Sbp):
-        is_dtensors = type(entry).__module__.startswith("torch.distributed")  # such as Shard(0)
-        near = nearest_sbp(repr(entry)) if is_dtensors else None
+        is_from_dtensor = type(entry).__module__.startswith("torch.distributed")  # such as Shard(0)
+        nearest = nearest_sbp(repr(entry)) if is_from_dtensor else None
         raise TypeError(
             f"sbp: got {entry!r} of type {type(entry).__name__}, which is not an SBP. "
-            + (f"It is called {near} here. " if near else "")
+            + (f"It is called {nearest} here. " if nearest else "")
             + 'Give S(dim), B or P, their text ("S(0)"), or the dim that is split (0); on several '
             "axes a tuple with one for each."
         )
@@ -426,4 +428,6 @@ def _one(entry: Any) -> Sbp:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = unknown("consistent.sbp", OF_PARTS, ("split", "broadcast", "partial_sum"))
+    __getattr__ = module_getattr(
+        "consistent.sbp", PART_HINTS, ("split", "broadcast", "partial_sum")
+    )

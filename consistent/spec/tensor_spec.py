@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from .cut import Runs, items_in, piece
+from .cut import Runs, item_count, piece
 from .placement import Placement
 from .sbp import (
     B,
@@ -25,10 +25,10 @@ from .sbp import (
     Split,
     as_nd_sbp,
     dual_nd,
+    fits_dtype,
+    has_one_partial_kind,
     is_cut,
-    is_one_way,
-    may_be,
-    plain_nd,
+    without_cuts,
 )
 
 Coordinate = tuple[int, ...]
@@ -72,7 +72,7 @@ class Layout:
                     layout.placement, layout.sbp = key
                     layout.is_whole = all(entry.is_broadcast for entry in sbp)
                     layout.is_cut = is_cut(sbp)
-                    layout.parts = _parts(placement, sbp)
+                    layout.parts = _min_dim_sizes(placement, sbp)
                     _layouts[key] = layout
         return layout
 
@@ -81,16 +81,16 @@ class Layout:
         """Return the layout in which every rank of ``placement`` has the whole tensor (B)."""
         return Layout.of(placement, (B,) * placement.ndim)
 
-    def leaves_out(self, shape: Sequence[int]) -> bool:
+    def has_empty_shards(self, shape: Sequence[int]) -> bool:
         """Return whether some rank has an empty shard of a tensor of ``shape`` that is not empty.
 
         The library checks this where an op could raise an error on some ranks only.
         """
-        short = any(size < parts for size, parts in zip(shape, self.parts))
-        return short and math.prod(shape) > 0
+        is_short = any(size < parts for size, parts in zip(shape, self.parts))
+        return is_short and math.prod(shape) > 0
 
     def __repr__(self) -> str:
-        return f"{_shown(self.sbp)} on {self.placement}"
+        return f"{_sbp_text(self.sbp)} on {self.placement}"
 
     def __reduce__(self) -> tuple:
         return (Layout.of, (self.placement, self.sbp))
@@ -160,10 +160,10 @@ class TensorSpec:
         """Return the spec of the same tensor with other SBPs, as ``resolve_sbp`` returns them."""
         if sbp == self.sbp:
             return self
-        found = self._others.get(sbp)
-        if found is None:
-            found = self._others[sbp] = self.with_layout(Layout.of(self.placement, sbp))
-        return found
+        spec = self._others.get(sbp)
+        if spec is None:
+            spec = self._others[sbp] = self.with_layout(Layout.of(self.placement, sbp))
+        return spec
 
     def with_layout(self, layout: Layout) -> TensorSpec:
         """Return the spec of the same tensor in another layout, which must fit its shape."""
@@ -205,17 +205,18 @@ class TensorSpec:
             ValueError: the layout has a cut, so a shard may be several runs; ``runs`` returns
                 these.
         """
-        made = self._regions.get(coordinate)
-        if made is None:
-            at = (0,) * self.placement.ndim if coordinate is None else coordinate
-            made = self._regions[coordinate] = self._region(at)
-        return made
+        box = self._regions.get(coordinate)
+        if box is None:
+            position = (0,) * self.placement.ndim if coordinate is None else coordinate
+            box = self._regions[coordinate] = self._region(position)
+        return box
 
     def _region(self, coordinate: Coordinate) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.layout.is_cut:
             raise ValueError(
                 f"spec: {self} is no one box on each rank, for a cut may deal out several runs. "
-                f"Box it to a plain split first: x.to_global(sbp={_shown(self.plain.sbp)})."
+                "Box it to a plain split first: "
+                f"x.to_global(sbp={_sbp_text(self.plain.sbp)})."
             )
         starts, sizes = [0] * self.ndim, list(self.shape)
         for axis, entry in enumerate(self.sbp):
@@ -232,7 +233,7 @@ class TensorSpec:
         """
         if not self.layout.is_cut:
             return self.region(coordinate)[1]
-        return tuple(map(items_in, self.runs(coordinate)))
+        return tuple(map(item_count, self.runs(coordinate)))
 
     def runs(self, coordinate: Coordinate | None) -> tuple[Runs, ...]:
         """Return for each dim the runs of items that the rank at ``coordinate`` holds.
@@ -242,19 +243,20 @@ class TensorSpec:
         """
         if not self.layout.is_cut:
             return tuple((run,) for run in zip(*self.region(coordinate)))
-        at = (0,) * self.placement.ndim if coordinate is None else coordinate
-        found: list[Runs] = [((0, n),) for n in self.shape]
-        for parts, index, entry in zip(self.placement.shape, at, self.sbp):
+        position = (0,) * self.placement.ndim if coordinate is None else coordinate
+        runs_by_dim: list[Runs] = [((0, n),) for n in self.shape]
+        for parts, index, entry in zip(self.placement.shape, position, self.sbp):
             if isinstance(entry, Split):
-                ((first, n),) = found[entry.dim]  # one run: a cut is the last split of its dim
+                # One run: a cut is the last split of its dim.
+                ((first, n),) = runs_by_dim[entry.dim]
                 runs = entry.runs(n, parts, index)
-                found[entry.dim] = tuple((first + start, size) for start, size in runs)
-        return tuple(found)
+                runs_by_dim[entry.dim] = tuple((first + start, size) for start, size in runs)
+        return tuple(runs_by_dim)
 
     @property
     def plain(self) -> TensorSpec:
         """Spec of this tensor with balanced splits in place of cuts such as zigzag."""
-        return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
+        return self.with_sbp(without_cuts(self.sbp)) if self.layout.is_cut else self
 
     @property
     def numel(self) -> int:
@@ -271,10 +273,10 @@ class TensorSpec:
         """Bytes of the largest shard of any rank."""
         if self._largest_nbytes is None:
             # The first of balanced pieces is the largest; given sizes may put it anywhere.
-            at: Iterable[Coordinate] = [(0,) * self.placement.ndim]
+            coordinates: Iterable[Coordinate] = [(0,) * self.placement.ndim]
             if self.layout.is_cut:
-                at = itertools.product(*map(range, self.placement.shape))
-            numel = max(math.prod(self.local_shape(each)) for each in at)
+                coordinates = itertools.product(*map(range, self.placement.shape))
+            numel = max(math.prod(self.local_shape(each)) for each in coordinates)
             self._largest_nbytes = numel * self.dtype.itemsize
         return self._largest_nbytes
 
@@ -329,7 +331,7 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
             the sizes.
     """
     resolved = resolve_dims(sbp, placement, shape)
-    fault = cut_fault(resolved, placement, shape)
+    fault = invalid_cut_reason(resolved, placement, shape)
     if fault is not None:
         raise ValueError(f"sbp: {fault}")
     return resolved
@@ -344,22 +346,22 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
         raise ValueError(
-            f"sbp: {_shown(entries)} has {len(entries)} entries, and {placement} has "
+            f"sbp: {_sbp_text(entries)} has {len(entries)} entries, and {placement} has "
             f"{placement.ndim} axes {placement.shape}. Give one SBP per axis, such as "
             f"({', '.join(['B'] * placement.ndim)}{',' if placement.ndim == 1 else ''})."
         )
-    if not is_one_way(entries):
+    if not has_one_partial_kind(entries):
         raise ValueError(
-            f"sbp: {_shown(entries)} is partial in two ways, and the largest of sums is not a sum "
-            "of the largest. Use one kind of P on all partial axes, and B or S on the others."
+            f"sbp: {_sbp_text(entries)} is partial in two ways, and the largest of sums is not a "
+            "sum of the largest. Use one kind of P on all partial axes, and B or S on the others."
         )
     return tuple(
-        _resolve(entry, len(shape), shape) if isinstance(entry, Split) else entry
+        _resolve_dim(entry, len(shape), shape) if isinstance(entry, Split) else entry
         for entry in entries
     )
 
 
-def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
+def invalid_cut_reason(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
     """Return the reason why the cuts in ``entries`` cannot divide a tensor of ``shape``, else None.
 
     ``S(0, sizes=(3, 5))`` cannot divide 9 items, for example. ``entries`` are the SBPs of the first
@@ -368,67 +370,67 @@ def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str
     if not is_cut(entries):
         return None
     sizes: dict[int, set[int]] = {}  # dim -> the sizes of its pieces after the axes so far
-    closed: set[int] = set()  # dims that are cut, which no further axis may split
+    cut_dims: set[int] = set()  # dims that are cut, which no further axis may split
     for entry, ranks in zip(entries, placement.shape):
         if not isinstance(entry, Split):
             continue
         dim, cut = entry.dim, entry.cut
-        if dim in closed:
+        if dim in cut_dims:
             return (
-                f"{_shown(entries)} splits dim {dim} further where it is cut, and the pieces of "
+                f"{_sbp_text(entries)} splits dim {dim} further where it is cut, and the pieces of "
                 f"{Split(dim, cut)} are no runs. Cut on the last of the axes that split the dim, "
                 "or use B on the other axis."
             )
-        held = sizes.get(dim, {shape[dim]})
+        piece_sizes = sizes.get(dim, {shape[dim]})
         if cut is None:
             # Balanced pieces have at most two sizes: that of the first one, and one less.
-            sizes[dim] = {n for m in held for n in (piece(m, ranks, 0)[1], m // ranks)}
+            sizes[dim] = {n for m in piece_sizes for n in (piece(m, ranks, 0)[1], m // ranks)}
             continue
-        closed.add(dim)
-        for n in sorted(held):
-            why = cut.fault(n, ranks)
-            if why is not None:
+        cut_dims.add(dim)
+        for n in sorted(piece_sizes):
+            reason = cut.invalid_reason(n, ranks)
+            if reason is not None:
                 return (
                     f"{entry} does not fit dim {dim} of a tensor of shape {tuple(shape)}, for "
-                    f"{why}. Give sizes that add up to the dim, or a plain S({dim})."
+                    f"{reason}. Give sizes that add up to the dim, or a plain S({dim})."
                 )
     return None
 
 
-def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
+def _min_dim_sizes(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
     """Return the value of ``Layout.parts``: for each dim the fewest items that reach all ranks."""
     parts = [1] * (1 + max((e.dim for e in sbp if isinstance(e, Split)), default=-1))
     for entry, ranks in zip(sbp, placement.shape, strict=True):
         if isinstance(entry, Split):
-            parts[entry.dim] *= ranks if entry.cut is None else entry.cut.least(ranks)
+            parts[entry.dim] *= ranks if entry.cut is None else entry.cut.min_items(ranks)
     return tuple(parts)
 
 
-def misfit(spec: TensorSpec) -> str | None:
+def invalid_dtype_reason(spec: TensorSpec) -> str | None:
     """Return the reason why a tensor of this dtype cannot have the SBPs of ``spec``, else None.
 
     Bools have no sum, so they cannot be P, and complex numbers have no order, so they cannot be
     P(max) or P(min). The text becomes part of an error.
     """
     for entry in spec.sbp:
-        if not may_be(entry, spec.dtype):
-            lacks = "truth values have no sum" if entry is P else "complex numbers have no order"
-            return f"a tensor of {spec.dtype} cannot be {entry}, for {lacks}"
+        if not fits_dtype(entry, spec.dtype):
+            reason = "truth values have no sum" if entry is P else "complex numbers have no order"
+            return f"a tensor of {spec.dtype} cannot be {entry}, for {reason}"
     return None
 
 
-def _resolve(entry: Split, ndim: int, shape: Sequence[int]) -> Split:
+def _resolve_dim(entry: Split, ndim: int, shape: Sequence[int]) -> Split:
     """Return ``entry`` with its dim counted from the front: S(-1) in 2 dims is S(1)."""
     if 0 <= entry.dim < ndim:
         return entry
     if not -ndim <= entry.dim < ndim:
-        reach = f"dims {-ndim} to {ndim - 1}" if ndim else "no dim to split"
+        dims = f"dims {-ndim} to {ndim - 1}" if ndim else "no dim to split"
         raise ValueError(
             f"sbp: {entry} splits dim {entry.dim} of a tensor of shape {tuple(shape)}, which has "
-            f"{reach}. Split one of its dims, or use B."
+            f"{dims}. Split one of its dims, or use B."
         )
     return Split(entry.dim + ndim, entry.cut)
 
 
-def _shown(entries: NdSbp) -> str:
+def _sbp_text(entries: NdSbp) -> str:
     return str(entries[0]) if len(entries) == 1 else str(entries)

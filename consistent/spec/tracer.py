@@ -11,7 +11,7 @@ it, registers once for the life of the process; an example are modules that pref
 the next op:
 
 ```
-Tracer(on_move=forget_shards).always()
+Tracer(on_move=forget_shards).install()
 ```
 
 While nothing traces, an event costs a test for an empty list.
@@ -114,20 +114,20 @@ class Tracer:
             self._enter(stack)
             yield
 
-    def always(self) -> None:
+    def install(self) -> None:
         """Send events to this tracer as long as the process lives."""
         self._enter(ExitStack())
 
     def _enter(self, stack: ExitStack) -> None:
         """Add this tracer's callbacks to the lists of their events; ``stack`` removes them."""
         for event, callbacks in _CALLBACKS.items():
-            mine = getattr(self, event)
-            if mine is None:
+            callback = getattr(self, event)
+            if callback is None:
                 continue
             is_end = event.endswith("_end")
             # Ends in reverse order of beginnings, so that tracers nest.
-            callbacks.insert(0 if is_end else len(callbacks), mine)
-            stack.callback(callbacks.remove, mine)
+            callbacks.insert(0 if is_end else len(callbacks), callback)
+            stack.callback(callbacks.remove, callback)
         if self.on_op_begin or self.on_op_end or self.choose:
             op_tracers.append(self)
             stack.callback(op_tracers.remove, self)
@@ -149,15 +149,15 @@ def callbacks(event: str) -> list[Callable[..., Any]]:
 
 
 @contextmanager
-def set_aside(event: str) -> Iterator[None]:
+def without_callbacks(event: str) -> Iterator[None]:
     """Call no callback of ``event`` inside the ``with`` block.
 
     A callback that replaces an action (``handle_backward``) uses this to run the original action
     without being called again.
     """
-    now = _CALLBACKS[event]
-    kept, now[:] = now[:], []
+    active = _CALLBACKS[event]
+    saved, active[:] = active[:], []
     try:
         yield
     finally:
-        now[:] = kept
+        active[:] = saved

@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..autograd.leaves import no_sync
-from ..pipeline.micro_batches import cut, cuts, joined, rows_of
-from .backward_calls import taken
+from ..pipeline.micro_batches import join_results, micro_batch_ranges, narrow_batch, rows_of
+from .backward_calls import intercept_backward
 
 
-def accumulated(
+def run_micro_batches(
     name: str,
     build: Callable[..., Any],
     args: tuple,
@@ -39,16 +39,16 @@ def accumulated(
         ValueError: the batch cannot be cut, or the results cannot be joined.
     """
     rows = rows_of(name, (args, kwargs))
-    parts = cuts(name, rows, count)
+    parts = micro_batch_ranges(name, rows, count)
     results = []
     for k, (start, size) in enumerate(parts):
-        part_args, part_kwargs = cut((args, kwargs), rows, start, size)
+        part_args, part_kwargs = narrow_batch((args, kwargs), rows, start, size)
         weight = size / rows
 
         def backward(loss: Any, run: Callable[[Any], None], weight: float = weight) -> None:
             run(scale(loss * weight))
 
         # Only the last micro-batch sums gradients over ranks; the others add up locally.
-        with taken(backward), no_sync() if k < count - 1 else nullcontext():
+        with intercept_backward(backward), no_sync() if k < count - 1 else nullcontext():
             results.append(build(*part_args, **part_kwargs))
-    return joined(name, results, [size for _, size in parts])
+    return join_results(name, results, [size for _, size in parts])

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from ..compiled import CompileOptions, Options, shows_options
-from ..pipeline.schedules import check_name
+from ..pipeline.schedules import schedule_kind
 
 
 class _Option:
@@ -129,5 +129,5 @@ class GraphConfig:
         Raises:
             ValueError: there is no schedule of that name.
         """
-        check_name(name)
+        schedule_kind(name)
         self.schedule = name

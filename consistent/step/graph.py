@@ -15,8 +15,8 @@ from ..nn.recompute import recomputing
 from ..pipeline.stage import Stage, check_stages, set_stage, stage_of
 from ..spec import Placement
 from . import zero
-from .accumulate import accumulated
-from .backward_calls import taken
+from .accumulate import run_micro_batches
+from .backward_calls import intercept_backward
 from .config import GraphConfig
 from .optimizers import Optimizers
 from .pipelined import Pipelined
@@ -130,8 +130,8 @@ class Graph:
 
         Keys begin with the attribute's name, such as ``model.layers.0.weight``.
         """
-        found = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
-        return {f"{n}.{key}": x for n, m in found.items() for key, x in m.state_dict().items()}
+        modules = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
+        return {f"{n}.{key}": x for n, m in modules.items() for key, x in m.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that ``state_dict`` returned into the modules of the graph.
@@ -139,14 +139,14 @@ class Graph:
         Raises:
             RuntimeError: a name is missing, or a name is not known.
         """
-        own = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
-        unknown = [key for key in state if key.partition(".")[0] not in own]
+        modules = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
+        unknown = [key for key in state if key.partition(".")[0] not in modules]
         if unknown:
             raise RuntimeError(
                 f"{type(self).__name__}.load_state_dict: {unknown[0]!r} belongs to none of its "
-                f"modules, which are {', '.join(own) or 'none'}."
+                f"modules, which are {', '.join(modules) or 'none'}."
             )
-        for name, module in own.items():
+        for name, module in modules.items():
             dot = f"{name}."
             module.load_state_dict(
                 {key.removeprefix(dot): x for key, x in state.items() if key.startswith(dot)}
@@ -154,15 +154,15 @@ class Graph:
 
     def stages(self) -> list[Stage]:
         """Return the pipeline stages of the graph's modules, ordered by index."""
-        found = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
-        placements = check_stages(type(self).__name__, found)
+        module_stages = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
+        placements = check_stages(type(self).__name__, module_stages)
         return [Stage(index, placement) for index, placement in placements.items()]
 
     # -- a step ------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stages = self.stages()
-        zero.settle(self, self.config.zero)
+        zero.shard_states(self, self.config.zero)
         if not self.config.is_compiled:
             return self._step(*args, **kwargs)
         if len(stages) > 1:
@@ -201,9 +201,9 @@ class Graph:
         """Zero the gradients, run ``build`` with its backward, and step the optimizers."""
         stages = self.stages()
         self._optimizers.begin()
-        with ExitStack() as around:
-            around.enter_context(self._autocast())
-            around.enter_context(recomputing(self.modules()))
+        with ExitStack() as stack:
+            stack.enter_context(self._autocast())
+            stack.enter_context(recomputing(self.modules()))
             result = self._runner(stages)(args, kwargs)
         self._optimizers.step(type(self).__name__)
         return result
@@ -219,7 +219,7 @@ class Graph:
                 self._pipeline = Pipelined(self, stages, self.config)
             return self._pipeline.run
         if self.config.micro_batches > 1:
-            return lambda args, kwargs: accumulated(
+            return lambda args, kwargs: run_micro_batches(
                 type(self).__name__,
                 self.build,
                 args,
@@ -227,13 +227,13 @@ class Graph:
                 self.config.micro_batches,
                 self._scale,
             )
-        return self._whole
+        return self._run_whole_batch
 
-    def _whole(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run_whole_batch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run ``build`` on the batch in one piece, and scale its loss if there is a scaler."""
         if self._optimizers.scaler is None:
             return self.build(*args, **kwargs)
-        with taken(lambda loss, run: run(self._scale(loss))):
+        with intercept_backward(lambda loss, run: run(self._scale(loss))):
             return self.build(*args, **kwargs)
 
     def _scale(self, loss: Any) -> Any:

@@ -21,7 +21,7 @@ class Pipelined:
 
     def __init__(self, graph: Any, stages: list[Stage], config: Any) -> None:
         self._graph = graph
-        self._asked = [*stages], config.schedule
+        self._made_for = [*stages], config.schedule
         self._engine = Engine(
             type(graph).__name__,
             [stage.placement for stage in stages],
@@ -36,7 +36,7 @@ class Pipelined:
 
         If so, the graph uses it again.
         """
-        return self._asked == ([*stages], config.schedule)
+        return self._made_for == ([*stages], config.schedule)
 
     def show(self, path: str | Path | None) -> str:
         """Return the schedule, and what each stage does in a micro-batch, as text.

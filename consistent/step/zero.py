@@ -19,10 +19,10 @@ from ..nn.plan import Layouts, Plan
 from ..nn.sharded.step import install_step
 from ..spec import B, NdSbp, S
 
-_DONE = "_consistent_zero"
+_STAGE_KEY = "_consistent_zero"
 
 
-def settle(graph: Any, stage: int) -> None:
+def shard_states(graph: Any, stage: int) -> None:
     """Shard the optimizer state of ``graph`` for ZeRO ``stage``; called before each of its steps.
 
     Along each placement axis on which a parameter is replicated (B), the optimizer steps S(0)
@@ -35,31 +35,31 @@ def settle(graph: Any, stage: int) -> None:
             ``parallelize``.
     """
     if stage == 3:
-        _split(graph)
+        _shard_parameters(graph)
         return
     if not stage:
         return
     for module in graph.modules():
-        if module.__dict__.get(_DONE) == stage:
+        if module.__dict__.get(_STAGE_KEY) == stage:
             continue
-        module.__dict__[_DONE] = stage
-        found: dict[str, Layouts] = {}
+        module.__dict__[_STAGE_KEY] = stage
+        layouts: dict[str, Layouts] = {}
         for name, param in module.named_parameters(recurse=False):
             if is_global(param) and param.ndim and S(0) not in param.sbp:  # type: ignore[attr-defined]
-                own, where = tuple(param.sbp), param.placement  # type: ignore[attr-defined]
-                shared = _shared(own)
-                asked = Layouts(own, grad=shared if stage > 1 else own, step=shared)
-                found[name] = asked.on(where)
-        if found:
-            install_step(module, Plan(found))
+                sbp, placement = tuple(param.sbp), param.placement  # type: ignore[attr-defined]
+                split_sbp = _split_replicated(sbp)
+                param_layouts = Layouts(sbp, grad=split_sbp if stage > 1 else sbp, step=split_sbp)
+                layouts[name] = param_layouts.on(placement)
+        if layouts:
+            install_step(module, Plan(layouts))
 
 
-def _shared(own: NdSbp) -> NdSbp:
-    """Return ``own`` with S(0) in place of each B: ``(B, S(1)) -> (S(0), S(1))``."""
-    return tuple(S(0) if entry is B else entry for entry in own)
+def _split_replicated(sbp: NdSbp) -> NdSbp:
+    """Return ``sbp`` with S(0) in place of each B: ``(B, S(1)) -> (S(0), S(1))``."""
+    return tuple(S(0) if entry is B else entry for entry in sbp)
 
 
-def _split(graph: Any) -> None:
+def _shard_parameters(graph: Any) -> None:
     """Store the replicated parameters of parallelized modules as shards (ZeRO stage 3).
 
     Each module is moved to its present plan with S(0) in place of B; gradients and the state of its
@@ -67,27 +67,29 @@ def _split(graph: Any) -> None:
     """
     modules = list(_outermost(graph, [m for m in vars(graph).values() if isinstance(m, nn.Module)]))
     for module in modules:
-        if module.__dict__.get(_DONE) == 3:
+        if module.__dict__.get(_STAGE_KEY) == 3:
             continue
-        held = installed_plan(module)
-        assert held is not None
-        tensors = dict(held.tensors)
+        present_plan = installed_plan(module)
+        assert present_plan is not None
+        tensors = dict(present_plan.tensors)
         for name, param in module.named_parameters(remove_duplicate=False):
             layouts = tensors.get(name)
             if layouts is not None and param.ndim and S(0) not in layouts.sbp:
-                tensors[name] = Layouts(_shared(layouts.sbp), use=layouts.use)
-        own = {id(param) for param in module.parameters()}
+                tensors[name] = Layouts(_split_replicated(layouts.sbp), use=layouts.use)
+        own_params = {id(param) for param in module.parameters()}
         # ``move`` accepts optimizers of this module's parameters only.
-        optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in params_of(o))]
-        split = Plan(
+        optimizers = [
+            o for o in graph.optimizers() if all(id(p) in own_params for p in params_of(o))
+        ]
+        split_plan = Plan(
             tensors,
-            held.modules,
-            axes=held.axes,
-            notes=held.notes,
-            keep_bytes=held.keep_bytes,
+            present_plan.modules,
+            axes=present_plan.axes,
+            notes=present_plan.notes,
+            keep_bytes=present_plan.keep_bytes,
         )
-        move(module, optimizers, None, split)
-        module.__dict__[_DONE] = 3
+        move(module, optimizers, None, split_plan)
+        module.__dict__[_STAGE_KEY] = 3
 
 
 def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:

@@ -50,4 +50,4 @@ def from_mirrored(
     )
 
 
-mirrored_tensor.enter_to_global(from_mirrored)
+mirrored_tensor.register_to_global(from_mirrored)

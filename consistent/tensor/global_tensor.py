@@ -19,7 +19,7 @@ import torch
 from ..autograd import backward
 from ..dispatch import _C, hook
 from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, attach, plain, rebox, set_class, take_in
+from ..dispatch.plans.shards import HookOff, attach, compare_and_adopt, plain, rebox, set_class
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, TensorSpec
 from .inspection import printing, reading
@@ -29,7 +29,7 @@ from .storage import in_checkpoints, memory, moving, saving, views
 _Base = torch.Tensor
 
 
-def _answer(get: Callable[[Any], Any]) -> Any:
+def _logical_property(get: Callable[[Any], Any]) -> Any:
     """Return a property of ``GlobalTensor`` that describes the logical tensor, such as its shape.
 
     ``get`` computes it from the tensor. Where it only reads the spec, an ``attrgetter`` is given,
@@ -38,7 +38,7 @@ def _answer(get: Callable[[Any], Any]) -> Any:
     return property(get)
 
 
-def _raw(name: str) -> Any:
+def _shard_property(name: str) -> Any:
     """Return a property of ``GlobalTensor`` that is the attribute ``name`` of this rank's shard.
 
     It reads and sets the attribute as ``torch.Tensor`` does, without ``__torch_function__``.
@@ -52,13 +52,13 @@ def _raw(name: str) -> Any:
     return property(_C.make_getter(descriptor), set_)
 
 
-def _hooks(name: str) -> Any:
+def _hooks_property(name: str) -> Any:
     """Return a property for the attribute ``name``, which holds the user's hooks on a tensor.
 
     After each change of it the library's own hook, which sums gradients over ranks, is registered
     again, so that it runs after the user's hooks.
     """
-    raw = _raw(name)
+    raw = _shard_property(name)
 
     def set_(self: Any, value: Any) -> None:
         raw.fset(self, value)
@@ -78,7 +78,7 @@ class GlobalTensor(torch.Tensor):
 
     _spec: TensorSpec
     _moved_view = False
-    _data_given = False  # x.data was read: torch does not count writes into it as writes into x
+    _data_was_read = False  # x.data was read: torch does not count writes into it as writes into x
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GlobalTensor:
         raise TypeError(
@@ -93,26 +93,26 @@ class GlobalTensor(torch.Tensor):
 
     # -- what it is --------------------------------------------------------------------------------
 
-    shape = _answer(attrgetter("_spec.shape"))
-    dtype = _answer(attrgetter("_spec.dtype"))
-    ndim = _answer(attrgetter("_spec.ndim"))
-    placement: Placement = _answer(attrgetter("_spec.placement"))
-    sbp: NdSbp = _answer(moving.sbp_of)
-    itemsize = _answer(attrgetter("_spec.dtype.itemsize"))
-    nbytes = _answer(attrgetter("_spec.nbytes"))
+    shape = _logical_property(attrgetter("_spec.shape"))
+    dtype = _logical_property(attrgetter("_spec.dtype"))
+    ndim = _logical_property(attrgetter("_spec.ndim"))
+    placement: Placement = _logical_property(attrgetter("_spec.placement"))
+    sbp: NdSbp = _logical_property(moving.sbp_of)
+    itemsize = _logical_property(attrgetter("_spec.dtype.itemsize"))
+    nbytes = _logical_property(attrgetter("_spec.nbytes"))
     # False also outside the placement, where the shard is meta: this is about the logical tensor.
-    is_meta = _answer(lambda self: False)
-    is_cuda = _answer(lambda self: self._spec.placement.type == "cuda")
-    is_cpu = _answer(lambda self: self._spec.placement.type == "cpu")
-    is_global: bool = _answer(lambda self: True)
+    is_meta = _logical_property(lambda self: False)
+    is_cuda = _logical_property(lambda self: self._spec.placement.type == "cuda")
+    is_cpu = _logical_property(lambda self: self._spec.placement.type == "cpu")
+    is_global: bool = _logical_property(lambda self: True)
 
-    is_leaf = _raw("is_leaf")
-    grad_fn = _raw("grad_fn")
-    layout = _raw("layout")
-    is_sparse = _raw("is_sparse")  # optimizers ask it of each gradient in each step
-    _version = _raw("_version")
-    _backward_hooks = _hooks("_backward_hooks")
-    _post_accumulate_grad_hooks = _raw("_post_accumulate_grad_hooks")
+    is_leaf = _shard_property("is_leaf")
+    grad_fn = _shard_property("grad_fn")
+    layout = _shard_property("layout")
+    is_sparse = _shard_property("is_sparse")  # optimizers ask it of each gradient in each step
+    _version = _shard_property("_version")
+    _backward_hooks = _hooks_property("_backward_hooks")
+    _post_accumulate_grad_hooks = _shard_property("_post_accumulate_grad_hooks")
 
     @property
     def device(self) -> torch.device:
@@ -173,12 +173,12 @@ class GlobalTensor(torch.Tensor):
             raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
-    T = _answer(views.all_reversed)
-    mT = _answer(views.last_two_swapped)
-    H = _answer(views.conjugate_transpose)
-    mH = _answer(views.conjugate_transpose)
-    real = _answer(views.real_part)
-    imag = _answer(views.imaginary_part)
+    T = _logical_property(views.all_reversed)
+    mT = _logical_property(views.last_two_swapped)
+    H = _logical_property(views.conjugate_transpose)
+    mH = _logical_property(views.conjugate_transpose)
+    real = _logical_property(views.real_part)
+    imag = _logical_property(views.imaginary_part)
 
     # -- moving ------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class GlobalTensor(torch.Tensor):
         return printing.text_of(self)
 
     def __format__(self, format_spec: str) -> str:
-        return printing.formatted(self, format_spec)
+        return printing.format_value(self, format_spec)
 
     # -- autograd ----------------------------------------------------------------------------------
 
@@ -268,11 +268,11 @@ class GlobalTensor(torch.Tensor):
         The gradient has the dual SBP (S where the tensor is sharded, P where it is replicated, B
         where it is a partial sum). The hook may return another gradient, which replaces it.
         """
-        wrapped = self._on_shards(hook)
+        wrapped = self._hook_for_shards(hook)
         with HookOff():
             return _Base.register_hook(self, wrapped)
 
-    def _on_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+    def _hook_for_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
         """Wrap ``hook``, which takes a global gradient, so that torch can call it with a shard."""
         spec = self._spec
 
@@ -283,8 +283,10 @@ class GlobalTensor(torch.Tensor):
             result = hook(attach(grad.view_as(grad), dual))
             if result is None:
                 return None
-            given = take_in(result, spec.placement, "hook")
-            return plain(given if given._spec is dual else rebox(given, dual, "hook"))
+            global_grad = compare_and_adopt(result, spec.placement, "hook")
+            return plain(
+                global_grad if global_grad._spec is dual else rebox(global_grad, dual, "hook")
+            )
 
         return wrapped
 

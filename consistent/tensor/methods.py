@@ -15,7 +15,7 @@ import torch
 
 from ..dispatch.hook import torch_function
 from ..dispatch.plans.plan import handlers
-from ..dispatch.plans.shards import take_in
+from ..dispatch.plans.shards import compare_and_adopt
 from ..movement.world import device_of
 from .global_tensor import GlobalTensor
 from .inspection import (
@@ -33,8 +33,8 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     other tensor's placement.
     """
     if self.__class__ is not GlobalTensor:
-        args, kwargs, other = _without_other(args, kwargs)
-        return take_in(self, other.placement, "to").to(other.dtype, *args, **kwargs)
+        args, kwargs, other = _without_tensor_argument(args, kwargs)
+        return compare_and_adopt(self, other.placement, "to").to(other.dtype, *args, **kwargs)
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
         # Fast path: models do this in every norm, mostly without a change.
         dtype = args[0]
@@ -51,7 +51,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     device, dtype, _, memory_format = torch._C._nn._parse_to(  # pyright: ignore[reportAttributeAccessIssue]
         *args, **kwargs
     )
-    _same_device(self, device)
+    _check_device_type(self, device)
     if (dtype is None or dtype == self.dtype) and not copy:
         return (
             self
@@ -61,7 +61,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     return _copy_to(self, dtype or self.dtype)
 
 
-def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+def _without_tensor_argument(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
     """Return (args, kwargs, tensor) of ``plain.to(tensor, ...)``, with the tensor taken out."""
     if args:
         return args[1:], kwargs, args[0]
@@ -78,7 +78,7 @@ def _copy_to(x: GlobalTensor, dtype: torch.dtype) -> Any:
     return torch_function(_TO_COPY, (GlobalTensor,), (x,), {"dtype": dtype})
 
 
-def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> None:
+def _check_device_type(x: GlobalTensor, device: torch.device | str | int | None) -> None:
     """Raise if ``device`` is of another type than that of the placement of ``x``."""
     kind = None if device is None else torch.device(device).type
     if kind is not None and kind not in (x.placement.type, device_of(x.placement).type):
@@ -88,14 +88,14 @@ def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> No
         )
 
 
-def _on(kind: str) -> Callable[..., Any]:
+def _device_method(kind: str) -> Callable[..., Any]:
     """Return the method ``cpu``, ``cuda``, ...: it returns the tensor, or raises.
 
     It raises if the tensor's placement is of another device type than ``kind``.
     """
 
     def move(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
-        _same_device(self, kind)
+        _check_device_type(self, kind)
         return self
 
     return move
@@ -111,11 +111,11 @@ def _type(self: GlobalTensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
 handlers.update(
     {
         "to": _to,
-        "cpu": _on("cpu"),
-        "cuda": _on("cuda"),
-        "ipu": _on("ipu"),
-        "mtia": _on("mtia"),
-        "xpu": _on("xpu"),
+        "cpu": _device_method("cpu"),
+        "cuda": _device_method("cuda"),
+        "ipu": _device_method("ipu"),
+        "mtia": _device_method("mtia"),
+        "xpu": _device_method("xpu"),
         "type": _type,
         "numpy": GlobalTensor.numpy,
         "item": GlobalTensor.item,

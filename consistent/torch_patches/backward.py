@@ -18,8 +18,8 @@ from ..dispatch.planning.functions.torch_functions import opened_body
 from ..dispatch.plans import gradients
 from ..dispatch.plans.plan import handlers
 from ..dispatch.plans.shards import attach, is_global, plain
-from ..dispatch.running.user_code import present
-from ..movement.differentiable import gather, gathered_by
+from ..dispatch.running.user_code import current_user_call
+from ..movement.differentiable import GatherBackward, gather
 from .redirect import redirect
 
 
@@ -58,13 +58,13 @@ def _run_backward(
             "  Call loss.backward(); for gradients of some tensors alone call "
             "torch.autograd.grad(loss, inputs)."
         )
-    seeds = tuple(_seed(y, grad) for y, grad in zip(roots, grads, strict=True))
-    return _of_arguments(
+    seeds = tuple(_local_seed(y, grad) for y, grad in zip(roots, grads, strict=True))
+    return _run_with_plain_inputs(
         partial(backward.run_engine, partial(run, engine), tuple(roots), seeds), *args, **kwargs
     )
 
 
-def _of_arguments(
+def _run_with_plain_inputs(
     run: Callable[..., Any],
     keep_graph: bool,
     create_graph: bool,
@@ -82,36 +82,38 @@ def _of_arguments(
         run: starts the pass, given the remaining arguments.
         keep_graph, create_graph, inputs, args, kwargs: those of torch's method.
     """
-    made = [_gather_of(x) for x in inputs] if present() is not None else []
-    if not any(made):
+    gather_nodes = [_gather_node(x) for x in inputs] if current_user_call() is not None else []
+    if not any(gather_nodes):
         return run(keep_graph, create_graph, inputs, *args, **kwargs)
     # Gradients are accumulated into leaves; for returned gradients the engine takes an edge.
     if kwargs.get("accumulate_grad"):
-        asked = [x if node is None else _leaf(x, node) for x, node in zip(inputs, made)]
-        return run(keep_graph, create_graph, tuple(asked), *args, **kwargs)
-    asked = [
+        engine_inputs = [
+            x if node is None else _gathered_leaf(x, node) for x, node in zip(inputs, gather_nodes)
+        ]
+        return run(keep_graph, create_graph, tuple(engine_inputs), *args, **kwargs)
+    engine_inputs = [
         x if node is None else GradientEdge(*node.next_functions[0])
-        for x, node in zip(inputs, made, strict=True)
+        for x, node in zip(inputs, gather_nodes, strict=True)
     ]
-    found = run(keep_graph, create_graph, tuple(asked), *args, **kwargs)
+    grads = run(keep_graph, create_graph, tuple(engine_inputs), *args, **kwargs)
     return tuple(
         g if g is None or node is None else gather(g, node.src.dual.with_dtype(g.dtype))
-        for g, node in zip(found, made, strict=True)
+        for g, node in zip(grads, gather_nodes, strict=True)
     )
 
 
-def _gather_of(x: Any) -> Any:
+def _gather_node(x: Any) -> Any:
     """Return the autograd node that gathered the plain ``x`` from a global tensor, or None."""
     node = None if is_global(x) or not isinstance(x, torch.Tensor) else x.grad_fn
-    return node if isinstance(node, gathered_by) else None
+    return node if isinstance(node, GatherBackward) else None
 
 
-def _leaf(x: Any, node: Any) -> Any:
+def _gathered_leaf(x: Any, node: Any) -> Any:
     """Return the global leaf that ``node`` has gathered to ``x``, or ``x`` if that was no leaf."""
     return getattr(node.next_functions[0][0], "variable", x)
 
 
-def _seed(y: Any, grad: Any) -> Any:
+def _local_seed(y: Any, grad: Any) -> Any:
     """Return the local tensor with which the engine starts backward at ``y``.
 
     ``grad`` is the gradient that the caller gave, or None.
@@ -136,12 +138,12 @@ def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **k
             "tensor, which would not see the other ranks. Call torch.autograd.grad once per "
             "gradient."
         )
-    wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    found = opened(outputs, wanted, *args, **kwargs)
-    return tuple(_typed(x, g) for x, g in zip(wanted, found, strict=True))
+    input_tuple = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    grads = opened(outputs, input_tuple, *args, **kwargs)
+    return tuple(_as_global_gradient(x, g) for x, g in zip(input_tuple, grads, strict=True))
 
 
-def _typed(x: Any, g: Any) -> Any:
+def _as_global_gradient(x: Any, g: Any) -> Any:
     """Return the gradient ``g`` of ``x`` as a global tensor if ``x`` is global, else as it is."""
     if not is_global(x) or g is None:
         return g

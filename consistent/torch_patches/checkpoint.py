@@ -45,7 +45,7 @@ def _keep_specs(frame: Any) -> None:
 
     @functools.wraps(get)
     def get_inputs(self: Any) -> Any:
-        return _typed(get(self), self.specs)
+        return _with_specs(get(self), self.specs)
 
     frame.save_inputs, frame.get_inputs = save_inputs, get_inputs
 
@@ -61,7 +61,7 @@ def _keep_specs_in_function(function: Any) -> None:
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         setup(ctx, inputs, output)
         get, specs = ctx.get_args, _specs(inputs[1:])
-        ctx.get_args = lambda saved: _typed(get(saved), specs)
+        ctx.get_args = lambda saved: _with_specs(get(saved), specs)
 
     function.setup_context = staticmethod(setup_context)
 
@@ -70,10 +70,10 @@ def _specs(args: Any) -> list[Any]:
     return [x._spec if is_global(x) else None for x in args]
 
 
-def _typed(found: Any, specs: list[Any]) -> Any:
-    """Return ``found``, saved tensors, with those global again for which ``specs`` has a spec."""
-    typed = (
+def _with_specs(tensors: Any, specs: list[Any]) -> Any:
+    """Return ``tensors``, saved ones, with those global again for which ``specs`` has a spec."""
+    restored = (
         x if spec is None or is_global(x) else attach(x, spec)
-        for x, spec in zip(found, specs, strict=True)
+        for x, spec in zip(tensors, specs, strict=True)
     )
-    return type(found)(typed)
+    return type(tensors)(restored)

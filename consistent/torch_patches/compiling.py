@@ -17,7 +17,7 @@ import torch
 from ..tensor.global_tensor import GlobalTensor
 
 
-class _AskedByTracer:
+class _FrameSkipper:
     """Descriptor for ``__torch_dispatch__`` that makes dynamo skip frames that use global tensors.
 
     Dynamo reads this attribute of the class of each tensor that it meets; the read raises dynamo's
@@ -25,9 +25,9 @@ class _AskedByTracer:
     """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        asking = sys._getframe(1)
-        if asking.f_globals.get("__name__", "").startswith("torch._dynamo."):
-            if asking.f_locals.get("value") is owner:
+        caller = sys._getframe(1)
+        if caller.f_globals.get("__name__", "").startswith("torch._dynamo."):
+            if caller.f_locals.get("value") is owner:
                 return None  # the code only names the class, as in isinstance()
             _skip_frame()
         return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
@@ -44,7 +44,7 @@ def _skip_frame() -> None:
 
     for package in ("consistent", "mirrored"):
         rules.add(package)  # dynamo skips its frames; adding it again does no harm
-    if _traced_as_one_graph():
+    if _is_full_graph():
         raise exc.Unsupported(
             "torch.compile(fullgraph=True): this code meets a global tensor, of which the tracer "
             "would see this rank's shard only, so it cannot become one graph. Give the training "
@@ -61,7 +61,7 @@ def _skip_frame() -> None:
     raise exc.SkipFrame("a global tensor: this frame runs eagerly")
 
 
-def _traced_as_one_graph() -> bool:
+def _is_full_graph() -> bool:
     """Return whether the frame that dynamo traces must become one graph (``fullgraph=True``)."""
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -77,4 +77,4 @@ def install() -> None:
 
     The class belongs to this library, so this is done at import.
     """
-    GlobalTensor.__torch_dispatch__ = _AskedByTracer()  # type: ignore[assignment,method-assign]
+    GlobalTensor.__torch_dispatch__ = _FrameSkipper()  # type: ignore[assignment,method-assign]

@@ -24,21 +24,21 @@ def install() -> None:
 
     @functools.wraps(original)
     def gather_flat_grad(self: Any) -> Any:
-        homes = {p.placement if is_global(p) else None for p in self._params}
-        if len(homes) == 1:
+        placements = {p.placement if is_global(p) else None for p in self._params}
+        if len(placements) == 1:
             return original(self)
-        return torch.cat([_everywhere(_flat(p)) for p in self._params])
+        return torch.cat([_whole_on_all_ranks(_flat_gradient(p)) for p in self._params])
 
     torch.optim.LBFGS._gather_flat_grad = gather_flat_grad  # type: ignore[method-assign]
 
 
-def _flat(p: Any) -> Any:
+def _flat_gradient(p: Any) -> Any:
     """Return the gradient of ``p`` as a vector of real numbers, zeros if it has none."""
     grad = torch.zeros_like(p) if p.grad is None else p.grad
     grad = grad.to_dense() if grad.is_sparse else grad
     return (torch.view_as_real(grad) if grad.is_complex() else grad).reshape(-1).detach()
 
 
-def _everywhere(x: Any) -> torch.Tensor:
+def _whole_on_all_ranks(x: Any) -> torch.Tensor:
     """Return ``x`` as a plain tensor, whole on every rank of the world."""
     return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x

@@ -27,9 +27,12 @@ def install() -> None:
 
     They are added to the supported types, and the function that groups parameters is replaced.
     """
-    for known in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-        known.append(GlobalTensor)
-    redirect(torch._C._group_tensors_by_device_and_dtype, _grouped)
+    for supported_types in (
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    ):
+        supported_types.append(GlobalTensor)
+    redirect(torch._C._group_tensors_by_device_and_dtype, _group_tensors)
     for function in (clipping._get_total_norm, clipping._clip_grads_with_norm_):
         _clip_by_lists(function)
 
@@ -48,15 +51,15 @@ def _clip_by_lists(function: Any) -> None:
     @functools.wraps(body)
     def clip(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
-        given = signature.bind(tensors, *args, **kwargs)
-        if given.arguments.get("foreach") is False and any(map(is_global, tensors)):
-            given.arguments["foreach"] = None
-        return body(*given.args, **given.kwargs)
+        bound = signature.bind(tensors, *args, **kwargs)
+        if bound.arguments.get("foreach") is False and any(map(is_global, tensors)):
+            bound.arguments["foreach"] = None
+        return body(*bound.args, **bound.kwargs)
 
     cell.cell_contents = clip
 
 
-def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
+def _group_tensors(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
     """Implement ``torch._C._group_tensors_by_device_and_dtype``, with the same groups on all ranks.
 
     torch would use the shard's device, which is ``meta`` outside the placement, so the ranks would
@@ -73,21 +76,22 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
     for i, first in enumerate(lists[0]):
         spec = first._spec if is_global(first) else None
         # By identity, because hashing a placement for each of many parameters is measurably slow.
-        alike = (first.device, first.dtype) if spec is None else (id(spec.placement), spec.dtype)
-        positions.setdefault(alike, []).append(i)
+        key = (first.device, first.dtype) if spec is None else (id(spec.placement), spec.dtype)
+        positions.setdefault(key, []).append(i)
     groups: dict[tuple, list[int]] = {}
     for indices in positions.values():
         first = lists[0][indices[0]]
         groups.setdefault((first.device, first.dtype), []).extend(indices)
     # Sorted, because equal placements may be one object on some ranks and several on others, and
     # the order must be the same on all.
-    return {alike: _members(lists, sorted(i), with_indices) for alike, i in groups.items()}
+    return {key: _group_members(lists, sorted(i), with_indices) for key, i in groups.items()}
 
 
-def _members(lists: Any, indices: list[int], with_indices: bool) -> tuple[list, list[int]]:
+def _group_members(lists: Any, indices: list[int], with_indices: bool) -> tuple[list, list[int]]:
     """Return (the items of each list at ``indices``, the indices if they are asked for)."""
-    every = len(indices) == len(lists[0])
+    is_whole_list = len(indices) == len(lists[0])
     columns = [
-        list(values) if every or not values else [values[i] for i in indices] for values in lists
+        list(values) if is_whole_list or not values else [values[i] for i in indices]
+        for values in lists
     ]
     return columns, indices if with_indices else []

@@ -24,7 +24,7 @@ from ..dispatch.plans.shards import HookOff, attach, is_global, plain
 from ..dispatch.running.whole_call import call_whole
 from ..spec.tracer import callbacks
 from . import function_nodes
-from .function_nodes import Specs, as_global, note, raw, specs_of
+from .function_nodes import Specs, as_global_grads, raw_input_grad, record_globals, specs_of
 from .redirect import redirect, refusal
 
 _BEFORE_READ = callbacks("before_read")
@@ -61,18 +61,18 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
             notify(x)
     apply = original.__get__(None, cls)
     if cls is module_functions.BackwardHookFunction:
-        return _same_tensors(apply, args)
+        return _apply_backward_hook_function(apply, args)
     if cls.__module__ == "torch.utils.checkpoint":
         with _without_saved_tensors_hooks():
             out = apply(*args)
         return _global_results(out, cls, *args)
-    return call_whole(cls.__name__, lambda *given: _noted(apply(*given)), args, {})
+    return call_whole(cls.__name__, lambda *plain_args: _with_note(apply(*plain_args)), args, {})
 
 
 # -- module hooks ----------------------------------------------------------------------------------
 
 
-def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
+def _apply_backward_hook_function(apply: Callable[..., Any], args: tuple) -> Any:
     """Apply ``BackwardHookFunction``, which returns its inputs, so that they stay global.
 
     ``torch.nn.Module`` registers the user's backward hook on its node. The gradients that the hook
@@ -86,11 +86,11 @@ def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
             attach(out, spec)
     node = next((out.grad_fn for out in outs if out.grad_fn is not None), None)
     if node is not None:
-        node.register_hook = _typed_register_hook(node, specs)
+        node.register_hook = _global_register_hook(node, specs)
     return outs
 
 
-def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
+def _global_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
     """Return a ``register_hook`` for ``node`` whose hooks take and return global gradients.
 
     ``specs`` are those of the tensors that ``BackwardHookFunction`` passes on, None for plain ones.
@@ -100,8 +100,8 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
     def register_hook(hook: Callable[..., Any]) -> Any:
         def typed(inputs: tuple, outputs: tuple) -> Any:
-            result = hook(as_global(inputs, specs), as_global(outputs, specs))
-            return None if result is None else tuple(map(raw, result, specs))
+            result = hook(as_global_grads(inputs, specs), as_global_grads(outputs, specs))
+            return None if result is None else tuple(map(raw_input_grad, result, specs))
 
         return register(weakly(), typed)
 
@@ -119,45 +119,45 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
     checkpoints save global tensors.
     """
     hooks: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
-    aside = []
+    removed_hooks = []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
-        aside.append(top)
+        removed_hooks.append(top)
         hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for pair in reversed(aside):
+        for pair in reversed(removed_hooks):
             hooks._push_saved_tensors_default_hooks(*pair)
 
 
 def _global_results(out: Any, cls: Any, *args: Any) -> Any:
     """Make the results ``out`` of a checkpoint's Function ``cls`` global, and record that.
 
-    It is recorded on the autograd node (``note``). If ``cls`` is any other Function, the results
-    that are global are only recorded. ``args`` are the arguments of the call.
+    It is recorded on the autograd node (``record_globals``). If ``cls`` is any other Function, the
+    results that are global are only recorded. ``args`` are the arguments of the call.
     """
     if cls.__module__ != "torch.utils.checkpoint":
-        return _noted(out)
-    several = isinstance(out, tuple)
-    outs: list[Any] = [_with_spec(x, args) for x in (out if several else (out,))]
-    made = tuple(outs) if several else outs[0]
-    note(made, specs_of(args))
-    return made
+        return _with_note(out)
+    is_tuple = isinstance(out, tuple)
+    outs: list[Any] = [_with_input_spec(x, args) for x in (out if is_tuple else (out,))]
+    results = tuple(outs) if is_tuple else outs[0]
+    record_globals(results, specs_of(args))
+    return results
 
 
-def _noted(out: Any) -> Any:
-    """Call ``note`` for the result ``out`` and return it."""
-    note(out)
+def _with_note(out: Any) -> Any:
+    """Call ``record_globals`` for the result ``out`` and return it."""
+    record_globals(out)
     return out
 
 
-def _with_spec(x: Any, given: Sequence[Any]) -> Any:
-    """Return the result ``x`` as a global tensor if it is an alias of a global input in ``given``.
+def _with_input_spec(x: Any, inputs: Sequence[Any]) -> Any:
+    """Return the result ``x`` as a global tensor if it is an alias of a global one of ``inputs``.
 
     If a Function returns an input, torch makes another, plain object of it.
     """
     if x.__class__ is torch.Tensor:
-        source = next((y for y in given if is_global(y) and _is_alias_of(x, y)), None)
+        source = next((y for y in inputs if is_global(y) and _is_alias_of(x, y)), None)
         if source is not None and x.shape == plain(source).shape:
             return attach(x, source._spec)
     return x

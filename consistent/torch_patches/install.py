@@ -35,7 +35,7 @@ from . import (
 )
 
 THEMES = (
-    private_names.check,  # first, so that nothing is changed in a torch that is refused
+    private_names.check_names,  # first, so that nothing is changed in a torch that is refused
     hook.enter_functions,
     backward.install,
     functions.install,

@@ -32,7 +32,7 @@ def install() -> None:
     redirect(torch._C.TensorBase.new_tensor, _new_tensor)
 
 
-def _read(data: Any) -> Any:
+def _with_whole_values(data: Any) -> Any:
     """Replace each global tensor in the nested lists ``data`` by a plain tensor of its whole value.
 
     ``torch.tensor`` reads such lists element by element, which a global tensor does not support.
@@ -43,7 +43,7 @@ def _read(data: Any) -> Any:
 def _tensor(original: Callable[..., Any], data: Any, **options: Any) -> Any:
     """Implement ``torch.tensor`` for data that is, or contains, a global tensor."""
     if not is_global(data):
-        return original(_read(data), **options)
+        return original(_with_whole_values(data), **options)
     requires_grad = options.pop("requires_grad", False)
     options.pop("pin_memory", None)
     # torch gives this warning for plain tensors.
@@ -63,30 +63,34 @@ def _copy(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> An
 def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **options: Any) -> Any:
     """Implement ``torch.as_tensor`` for data that is, or contains, a global tensor."""
     if not is_global(data):
-        return original(_read(data), *args, **options)
+        return original(_with_whole_values(data), *args, **options)
     dtype, device = (*args, None, None)[:2]
     return data.to(device=options.get("device", device), dtype=options.get("dtype", dtype))
 
 
 def _asarray(original: Callable[..., Any], obj: Any, **options: Any) -> Any:
     """Implement ``torch.asarray`` for an object that is, or contains, a global tensor."""
-    return _as_array(obj, **options) if is_global(obj) else original(_read(obj), **options)
+    return (
+        _asarray_of_global(obj, **options)
+        if is_global(obj)
+        else original(_with_whole_values(obj), **options)
+    )
 
 
-def _as_array(
+def _asarray_of_global(
     obj: Any,
     dtype: torch.dtype | None = None,
     device: Any = None,
     copy: bool | None = None,
     requires_grad: bool = False,
 ) -> Any:
-    same = dtype in (None, obj.dtype)
-    if copy is False and not same:
+    same_dtype = dtype in (None, obj.dtype)
+    if copy is False and not same_dtype:
         raise ValueError(f"can't alias tensor with dtype '{obj.dtype}' into dtype '{dtype}'.")
-    made = obj.to(device=device, dtype=dtype, copy=bool(copy))
+    result = obj.to(device=device, dtype=dtype, copy=bool(copy))
     if not requires_grad:
-        return made.detach() if made.requires_grad else made
-    return made if made.requires_grad else made.requires_grad_()
+        return result.detach() if result.requires_grad else result
+    return result if result.requires_grad else result.requires_grad_()
 
 
 def _new_tensor(original: Callable[..., Any], self: Any, data: Any, **options: Any) -> Any:
@@ -94,7 +98,7 @@ def _new_tensor(original: Callable[..., Any], self: Any, data: Any, **options: A
     if is_global(self):  # torch calls __torch_function__ itself
         return original(self, data, **options)
     if not is_global(data):
-        return original(self, _read(data), **options)
+        return original(self, _with_whole_values(data), **options)
     requires_grad = options.pop("requires_grad", False)
     options.setdefault("dtype", self.dtype)
     options.pop("pin_memory", None)

@@ -38,10 +38,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         if change is None:
             return None
         for finder in sys.meta_path:
-            found: ModuleSpec | None = None if finder is self else finder.find_spec(name, path)
-            if found is not None and found.loader is not None:
-                _change_after(found.loader, change)
-                return found
+            module_spec: ModuleSpec | None = (
+                None if finder is self else finder.find_spec(name, path)
+            )
+            if module_spec is not None and module_spec.loader is not None:
+                _change_after(module_spec.loader, change)
+                return module_spec
         return None
 
 

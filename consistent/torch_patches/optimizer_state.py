@@ -20,7 +20,7 @@ def install() -> None:
     original: Callable[..., Any] = Optimizer._process_value_according_to_param_policy
 
     @functools.wraps(original)
-    def brought(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def process_value(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         return loaded_state(param, original(param, value, *args, **kwargs))
 
-    Optimizer._process_value_according_to_param_policy = staticmethod(brought)  # type: ignore
+    Optimizer._process_value_according_to_param_policy = staticmethod(process_value)  # type: ignore

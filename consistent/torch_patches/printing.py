@@ -21,10 +21,10 @@ def install() -> None:
     Libraries call it for the text of a tensor. Nothing is communicated.
     """
     module: Any = _tensor_str
-    module._str_intern = _texts(module._str_intern)
+    module._str_intern = _with_global_text(module._str_intern)
 
 
-def _texts(original: Callable[..., str]) -> Callable[..., str]:
+def _with_global_text(original: Callable[..., str]) -> Callable[..., str]:
     """Return ``original`` with this library's text for global tensors."""
 
     @functools.wraps(original)

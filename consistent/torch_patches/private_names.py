@@ -1,11 +1,11 @@
 """The private names of torch that this library uses, and a check that the installed torch has them.
 
-Each name was seen in all releases of ``SEEN``. A torch that lacks one of ``NAMES`` is refused when
-the first global tensor is made, before anything is changed in it. The names of ``LATER`` are in
-modules that are imported where they are used; a missing one fails there with its own name. The C++
-part includes ``HEADERS`` of the engine, its thread-local state and Python's variables: it is
-compiled for each release, and what a release lacks is found then. A test compares all three lists
-with the sources.
+Each name was seen in all releases of ``SEEN_RELEASES``. A torch that lacks one of ``NAMES`` is
+refused when the first global tensor is made, before anything is changed in it. The names of
+``LAZY_NAMES`` are in modules that are imported where they are used; a missing one fails there with
+its own name. The C++ part includes ``HEADERS`` of the engine, its thread-local state and Python's
+variables: it is compiled for each release, and what a release lacks is found then. A test compares
+all three lists with the sources.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
-SEEN = ("2.11", "2.12", "2.13", "2.14", "2.15")
+SEEN_RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 NAMES = """
     torch.Tensor._use_count
@@ -74,7 +74,7 @@ NAMES = """
     torch.utils.checkpoint._allowed_determinism_checks_to_fns
 """.split()
 
-LATER = """
+LAZY_NAMES = """
     torch._C._autograd._get_sequence_nr
     torch._C._distributed_c10d.PrefixStore
     torch._C._distributed_c10d.ProcessGroup
@@ -134,33 +134,33 @@ HEADERS = """
 """.split()
 
 
-def check() -> None:
+def check_names() -> None:
     """Raise RuntimeError if the installed torch lacks one of the private names in ``NAMES``."""
-    lacking = missing(NAMES)
-    if lacking:
+    names = missing_names(NAMES)
+    if names:
         raise RuntimeError(
-            f"torch {torch.__version__} has no {', '.join(lacking)}, which no document of torch "
+            f"torch {torch.__version__} has no {', '.join(names)}, which no document of torch "
             "promises and which ops on global tensors need.\n"
-            f"  All were seen in torch {SEEN[0]} to {SEEN[-1]}: install one of these, or a newer "
-            "release of this package."
+            f"  All were seen in torch {SEEN_RELEASES[0]} to {SEEN_RELEASES[-1]}: install one of "
+            "these, or a newer release of this package."
         )
 
 
-def missing(names: Iterable[str]) -> list[str]:
+def missing_names(names: Iterable[str]) -> list[str]:
     """Return those of ``names``, dotted paths, that the installed torch does not have."""
-    return [name for name in names if not _is_there(name)]
+    return [name for name in names if not _has_name(name)]
 
 
-def _is_there(name: str) -> bool:
+def _has_name(name: str) -> bool:
     """Return whether torch has ``name``, a dotted path; nothing is imported to find out."""
     module, parts = name, []
     # The longest part that is an imported module; the check itself imports nothing.
     while module not in sys.modules:
         module, _, part = module.rpartition(".")
         parts.insert(0, part)
-    found = sys.modules[module]
+    value = sys.modules[module]
     for part in parts:
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             return False
-        found = getattr(found, part)
+        value = getattr(value, part)
     return True

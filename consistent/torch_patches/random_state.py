@@ -24,31 +24,31 @@ def install() -> None:
     redirect(torch.Generator.clone_state, _clone_state, "always")
 
 
-def _get_state(get: Callable[..., Tensor], of: Generator) -> Tensor:
+def _get_state(get: Callable[..., Tensor], rng: Generator) -> Tensor:
     """Implement ``Generator.get_state``: torch's state and the count of global random ops."""
-    return generator.with_count(get(of), generator.count(of))
+    return generator.write_count(get(rng), generator.draw_count(rng))
 
 
-def _set_state(set_: Callable[..., Generator], of: Generator, state: Tensor) -> Generator:
+def _set_state(set_: Callable[..., Generator], rng: Generator, state: Tensor) -> Generator:
     """Implement ``Generator.set_state``, which also restores the count of global random ops."""
-    done = set_(of, state)
-    generator.set_count(of, generator.count_in(state))
-    return done
+    result = set_(rng, state)
+    generator.set_draw_count(rng, generator.read_count(state))
+    return result
 
 
-def _manual_seed(seed: Callable[..., Generator], of: Generator, value: int) -> Generator:
-    done = seed(of, value)
-    generator.set_count(of, 0)
-    return done
+def _manual_seed(seed: Callable[..., Generator], rng: Generator, value: int) -> Generator:
+    result = seed(rng, value)
+    generator.set_draw_count(rng, 0)
+    return result
 
 
-def _seed(seed: Callable[..., int], of: Generator) -> int:
-    done = seed(of)
-    generator.set_count(of, 0)
-    return done
+def _seed(seed: Callable[..., int], rng: Generator) -> int:
+    result = seed(rng)
+    generator.set_draw_count(rng, 0)
+    return result
 
 
-def _clone_state(clone: Callable[..., Generator], of: Generator) -> Generator:
-    made = clone(of)
-    generator.set_count(made, generator.count(of))
-    return made
+def _clone_state(clone: Callable[..., Generator], rng: Generator) -> Generator:
+    copy = clone(rng)
+    generator.set_draw_count(copy, generator.draw_count(rng))
+    return copy

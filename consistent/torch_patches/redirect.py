@@ -48,15 +48,15 @@ def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
     redirect(builtin, refused, when)
 
 
-def refusal(name: str, instead: str, *given: Any) -> TypeError:
+def refusal(name: str, instead: str, *arguments: Any) -> TypeError:
     """Return the error for a call of ``name`` that would see only the shard of a global tensor.
 
-    ``instead`` says what to call in its place. ``given`` are the arguments of the call, from which
-    the message describes the tensor.
+    ``instead`` says what to call in its place. ``arguments`` are the arguments of the call, from
+    which the message describes the tensor.
     """
-    found: list[Any] = []
-    collect(given, found)
-    spec = next((x._spec for x in found if is_global(x)), "one in a list")
+    tensors: list[Any] = []
+    collect(arguments, tensors)
+    spec = next((x._spec for x in tensors if is_global(x)), "one in a list")
     return TypeError(
         f"{name}: x is a global tensor, {spec}, and {name} would see this rank's shard only. "
         f"Use {instead}."

@@ -86,17 +86,19 @@ def install() -> None:
     for cls in (torch._C.TensorBase, *torch._tensor_classes):
         _C.redirect_class(cls, _refuse_class)
     for name in ("new", "set_"):
-        redirect(getattr(torch._C.TensorBase, name), functools.partial(_of_plain, name))
+        redirect(
+            getattr(torch._C.TensorBase, name), functools.partial(_refuse_global_argument, name)
+        )
     for name in _PROPERTIES:
         _C.redirect_property(getattr(torch._C.TensorBase, name), _refuse_assigned(name))
-    redirect(torch._C._log_api_usage_once, _logged, "always")
-    redirect(torch._C._create_module_with_type, _scripting, "always")
-    redirect(torch.sparse_coo_tensor, _of_entries)
+    redirect(torch._C._log_api_usage_once, _check_wrapped_module, "always")
+    redirect(torch._C._create_module_with_type, _check_scripted_module, "always")
+    redirect(torch.sparse_coo_tensor, _sparse_coo_tensor)
     launch = _find("torch._C._cuda_jiterator_compile_and_launch_kernel")
     if launch is not None:
-        redirect(launch, _jitted)
+        redirect(launch, _launch_jiterator_kernel)
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        _run_whole(kind)
+        _run_scripted_on_wholes(kind)
     if torch.distributed.is_available():
         _C.refuse_collectives(_COLLECTIVE)
 
@@ -105,7 +107,7 @@ def _find(path: str) -> Any:
     """Return the object at the dotted ``path`` in torch; None if this torch has none."""
     first, *rest = path.split(".")
     assert first == "torch"
-    return functools.reduce(lambda found, name: getattr(found, name, None), rest, torch)
+    return functools.reduce(lambda value, name: getattr(value, name, None), rest, torch)
 
 
 def _refuse_class(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -113,14 +115,16 @@ def _refuse_class(cls: type, *args: Any, **kwargs: Any) -> Any:
     raise refusal(f"{cls.__module__}.{cls.__name__}", _COPY, args, kwargs)
 
 
-def _of_plain(name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse_global_argument(
+    name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Raise for a method ``name`` of a plain tensor that is given a global one."""
     if is_global(self):  # torch calls __torch_function__ itself
         return original(self, *args, **kwargs)
     raise refusal(f"plain.{name}(x)", _COPY, args, kwargs)
 
 
-def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
+def _check_wrapped_module(original: Callable[..., Any], event: str, *rest: Any) -> Any:
     """Raise if a module with global parameters is given to a wrapper such as FSDP or DDP.
 
     The wrappers log an event by torch's function ``original`` before they change anything. Their
@@ -130,18 +134,19 @@ def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
         module = sys._getframe(1).f_locals.get("module")
         for part in module if isinstance(module, list | tuple) else [module]:
             if isinstance(part, torch.nn.Module):
-                given = [x for x in (*part.parameters(), *part.buffers()) if is_global(x)]
-                if given:
-                    raise refusal(_WRAPPERS[event], _PARALLEL, given[0])
+                global_tensors = [x for x in (*part.parameters(), *part.buffers()) if is_global(x)]
+                if global_tensors:
+                    raise refusal(_WRAPPERS[event], _PARALLEL, global_tensors[0])
     return original(event, *rest)
 
 
-def _scripting(original: Callable[..., Any], *args: Any) -> Any:
+def _check_scripted_module(original: Callable[..., Any], *args: Any) -> Any:
     """Raise if ``torch.jit.script`` gets a parallelized module, whose hooks it cannot compile."""
     caller = sys._getframe(1)
-    module, above = caller.f_locals.get("nn_module"), caller.f_back
-    traced = above is not None and above.f_locals.get("is_tracing")  # refused when it runs
-    if isinstance(module, torch.nn.Module) and not traced:
+    module, outer_caller = caller.f_locals.get("nn_module"), caller.f_back
+    # A traced module is refused when it runs.
+    is_traced = outer_caller is not None and outer_caller.f_locals.get("is_tracing")
+    if isinstance(module, torch.nn.Module) and not is_traced:
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             # The hook is a method of an object of this library, or such an object itself.
             if type(getattr(hook, "__self__", hook)).__module__.startswith("consistent."):
@@ -154,12 +159,12 @@ def _scripting(original: Callable[..., Any], *args: Any) -> Any:
     return original(*args)
 
 
-def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _sparse_coo_tensor(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Implement ``torch.sparse_coo_tensor`` of global indices or values, on whole tensors."""
     return call_whole("sparse_coo_tensor", original, args, kwargs)
 
 
-def _jitted(original: Callable[..., Any], code: str, name: str, *rest: Any) -> Any:
+def _launch_jiterator_kernel(original: Callable[..., Any], code: str, name: str, *rest: Any) -> Any:
     """Run a kernel of ``torch.cuda.jiterator`` on whole tensors.
 
     torch calls no ``__torch_function__`` for it.
@@ -176,22 +181,26 @@ def _refuse_assigned(name: str) -> Callable[[Any, Any], None]:
     return refuse_assigned
 
 
-def _run_whole(kind: Any) -> None:
+def _run_scripted_on_wholes(kind: Any) -> None:
     """Make calls of ``kind``, scripted functions or methods, run on whole tensors."""
     call = kind.__dict__["__call__"]
     if not isinstance(call, types.FunctionType):
-        redirect(call, _scripted)
+        redirect(call, _call_scripted)
         return
 
     # torch.testing has replaced the builtin by a Python function, which redirect cannot change.
     @functools.wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = _C.holds_global((args, kwargs))
-        return _scripted(call, self, *args, **kwargs) if ours else call(self, *args, **kwargs)
+        has_global = _C.holds_global((args, kwargs))
+        return (
+            _call_scripted(call, self, *args, **kwargs)
+            if has_global
+            else call(self, *args, **kwargs)
+        )
 
     kind.__call__ = called
 
 
-def _scripted(call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_scripted(call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the scripted function ``script`` on whole tensors; ``call`` is torch's ``__call__``."""
     return call_whole(f"scripted {script.name}", functools.partial(call, script), args, kwargs)

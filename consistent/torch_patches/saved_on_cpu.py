@@ -26,6 +26,8 @@ def install() -> None:
         pack, unpack = self.pack_hook, self.unpack_hook
         self.pack_hook = lambda x: x if plain(x).is_meta else pack(x)
         # torch's hook packs a tensor into a tuple; a bare tensor is one that was not packed.
-        self.unpack_hook = lambda kept: kept if isinstance(kept, torch.Tensor) else unpack(kept)
+        self.unpack_hook = lambda packed: (
+            packed if isinstance(packed, torch.Tensor) else unpack(packed)
+        )
 
     save_on_cpu.__init__ = init  # type: ignore[method-assign]

@@ -47,18 +47,18 @@ def _change_state_dict_utils(module: Any) -> None:
     iterate = module._iterate_state_dict
 
     @functools.wraps(iterate)
-    def iterate_state_dict(given: Any, *functions: Any, **options: Any) -> Any:
-        if not is_global(given):
-            return iterate(given, *functions, **options)
-        asker = " ".join(each.__qualname__ for each in functions)
-        return _of_global(given, asker, **options)
+    def iterate_state_dict(value: Any, *functions: Any, **options: Any) -> Any:
+        if not is_global(value):
+            return iterate(value, *functions, **options)
+        callers = " ".join(function.__qualname__ for function in functions)
+        return _state_of_global(value, callers, **options)
 
     module._iterate_state_dict = iterate_state_dict
 
 
-def _of_global(
+def _state_of_global(
     x: Any,
-    asker: str,
+    callers: str,
     *,
     companion_obj: Any = None,
     cpu_offload: bool = False,
@@ -76,9 +76,9 @@ def _of_global(
         cpu_offload: whether a whole value is moved to the CPU.
         ranks_only: ranks that keep a whole value; all if empty.
     """
-    if "_create_cpu_state_dict" in asker:
+    if "_create_cpu_state_dict" in callers:
         return copy_of_shard(x)
-    if "_gather_state_dict" in asker:  # StateDictOptions(full_state_dict=True)
+    if "_gather_state_dict" in callers:  # StateDictOptions(full_state_dict=True)
         # A collective, so on every rank, also on those that keep nothing.
         whole = x.full()
         keeps = not ranks_only or current().rank in ranks_only

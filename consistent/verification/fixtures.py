@@ -21,9 +21,9 @@ from .verify import verify as run
 def verify() -> Callable[..., Verified]:
     """Return ``consistent.verify`` wrapped so that it fails the test if a tensor differs."""
 
-    def checked(*args: Any, **kwargs: Any) -> Verified:
-        found = run(*args, **kwargs)
-        found.check()
-        return found
+    def run_checked(*args: Any, **kwargs: Any) -> Verified:
+        result = run(*args, **kwargs)
+        result.check()
+        return result
 
-    return checked
+    return run_checked

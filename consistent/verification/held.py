@@ -19,15 +19,15 @@ from .watch import Key
 class TensorOnRanks:
     """The values of one tensor of a step on all ranks, ``parts`` by rank.
 
-    With a ``spec`` each value is a shard of a global tensor. With ``laid``, the layout of a DTensor
-    as text, each value is the whole of that DTensor. With neither each value is a plain tensor, of
-    one process or of a program written by hand.
+    With a ``spec`` each value is a shard of a global tensor. With ``dtensor_layout``, the layout
+    of a DTensor as text, each value is the whole of that DTensor. With neither each value is a
+    plain tensor, of one process or of a program written by hand.
     """
 
     key: Key
     where: str
     spec: TensorSpec | None
-    laid: str
+    dtensor_layout: str
     parts: dict[int, Tensor]
 
     @property
@@ -39,7 +39,7 @@ class TensorOnRanks:
     def layout(self) -> str:
         """The layout as it is written in a program, or that the tensor is plain."""
         if self.spec is None:
-            return self.laid or _plain(len(self.parts))
+            return self.dtensor_layout or _plain_text(len(self.parts))
         return repr(self.spec)
 
     def whole(self) -> Tensor:
@@ -51,8 +51,8 @@ class TensorOnRanks:
         for n, entry in reversed(grid):
             runs = [shards[k : k + n] for k in range(0, len(shards), n)]
             if isinstance(entry, Split):
-                joined = (torch.cat(run, entry.dim) for run in runs)
-                shards = [in_logical_order(x, entry, n) for x in joined]
+                tensors = (torch.cat(run, entry.dim) for run in runs)
+                shards = [in_logical_order(x, entry, n) for x in tensors]
             elif isinstance(entry, Partial):
                 shards = [ordered_reduce(run, entry.op) for run in runs]
             else:
@@ -66,27 +66,28 @@ class TensorOnRanks:
         SBP is B (broadcast).
         """
         assert self.spec is not None
-        found: dict[tuple, list[Tensor]] = {}
+        groups: dict[tuple, list[Tensor]] = {}
         for rank, value in sorted(self.parts.items()):
-            at = self.spec.placement.coordinate_of(rank)
-            assert at is not None
-            split = tuple(
-                -1 if entry.is_broadcast else c for c, entry in zip(at, self.spec.sbp, strict=True)
+            coordinate = self.spec.placement.coordinate_of(rank)
+            assert coordinate is not None
+            key = tuple(
+                -1 if entry.is_broadcast else c
+                for c, entry in zip(coordinate, self.spec.sbp, strict=True)
             )
-            found.setdefault(split, []).append(value)
-        return list(found.values())
+            groups.setdefault(key, []).append(value)
+        return list(groups.values())
 
 
-def wide(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """Return ``x`` in float64, a complex tensor as real and imaginary parts, to compare values."""
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 
-def _plain(ranks: int) -> str:
+def _plain_text(ranks: int) -> str:
     return f"plain on {ranks} ranks" if ranks > 1 else "plain"
 
 
-def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+def join_parts(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
     """Return the ranks' values concatenated along the dim that gives ``shape``, or None.
 
     Called for plain tensors, of which it is not known along which dim they are split.
@@ -95,9 +96,9 @@ def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
     if first.ndim != len(shape):
         return None
     for dim, size in enumerate(shape):
-        others = [(*v.shape[:dim], *v.shape[dim + 1 :]) for v in values]
+        other_sizes = [(*v.shape[:dim], *v.shape[dim + 1 :]) for v in values]
         if sum(v.shape[dim] for v in values) == size and all(
-            o == (*shape[:dim], *shape[dim + 1 :]) for o in others
+            o == (*shape[:dim], *shape[dim + 1 :]) for o in other_sizes
         ):
             return torch.cat(list(values), dim)
     return None

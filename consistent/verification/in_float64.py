@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_WIDEST = torch.finfo(torch.float32).max
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -17,17 +17,19 @@ def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
 
     The step's reference run is in float64, and calls all its ops by this function.
     """
-    if func in _GROUPED and all(x.dtype is torch.float64 for x in args[:2]):
-        return _grouped(*args, **kwargs)
-    if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _WIDEST:
+    if func in _GROUPED_MM_OPS and all(x.dtype is torch.float64 for x in args[:2]):
+        return _grouped_mm(*args, **kwargs)
+    if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _FLOAT32_MAX:
         kwargs = kwargs | {"dtype": torch.float64}  # such as finfo(x.dtype).min of a float64 x
     return func(*args, **kwargs)
 
 
-_GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f}
+_GROUPED_MM_OPS = {
+    f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f
+}
 
 
-def _grouped(
+def _grouped_mm(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .held import joined
+from .held import join_parts
 
-MOST = 4096  # most slices that are compared one by one
+MOST_SLICES = 4096  # most slices that are compared one by one
 
 Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another by rounding only
 
@@ -29,25 +29,25 @@ def kind_of(
     """
     value = values[0]
     if value.shape != right.shape:
-        return _of_another_shape(values, right, near)
+        return _phrase_for_shape(values, right, near)
     if not all(bool(v.isfinite().all()) for v in values) and bool(right.isfinite().all()):
         return "a value that is not finite"
     if all(not v.any() for v in values) and right.any():
         return "a value that is missing: zeros"
     if any(not near(v, value) for v in values[1:]):
-        return _of_ranks_that_differ(values, right, near)
+        return _phrase_for_ranks(values, right, near)
     if before is not None and near(value, before):
         return "a stale value: that of the step before"
     if before is not None and before.any() and near(value - before, right):
         return "a gradient that was not cleared: that of the step before is in it"
-    return _of_one_value(value, right, n, near)
+    return _phrase_for_value(value, right, n, near)
 
 
-def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+def _phrase_for_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
     """Return the phrase for ``values`` whose shape differs from that of ``right``."""
-    whole, value = joined(values, right.shape), values[0]
+    whole, value = join_parts(values, right.shape), values[0]
     if whole is not None and not near(whole, right):
-        return _of_one_value(whole, right, len(values), near)
+        return _phrase_for_value(whole, right, len(values), near)
     if whole is not None or _is_slice(value, right, near):
         return "a shard taken for the whole"
     return f"another shape: {tuple(value.shape)} for {tuple(right.shape)}"
@@ -64,28 +64,28 @@ def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
     )
 
 
-def _of_ranks_that_differ(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+def _phrase_for_ranks(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
     """Return the phrase for values that should be equal on all ranks and are not."""
     n, total = len(values), torch.stack(list(values)).sum(0)
     if near(total, right):
         return "an addend taken for the whole: the ranks' values sum to it"
     if near(total / n, right):
         return "each rank's own part taken for the whole: the mean over ranks is right"
-    alike = [k for k, v in enumerate(values) if near(v, right)]
-    if alike:
-        return f"ranks differ: right on {_ranks(alike)} only"
+    right_ranks = [k for k, v in enumerate(values) if near(v, right)]
+    if right_ranks:
+        return f"ranks differ: right on {_ranks_text(right_ranks)} only"
     if _is_masked(values, right, near):
         return "other random numbers: each rank drops other elements"
     return "ranks differ, and none is right: other data or random numbers on each"
 
 
-def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
+def _phrase_for_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
     """Return the phrase for a wrong ``value`` of the right shape, the same on all ``n`` ranks."""
     scale = right.flatten().double()
     square = float(scale @ scale)
     times = float(value.flatten().double() @ scale) / square if square else 0.0
     if times and near(value / times, right):
-        return _of_a_factor(times, n)
+        return _phrase_for_factor(times, n)
     slices = _right_slices(value, right, near)
     if slices:
         return f"{slices} are right: a mask, batch or shard of one rank, or some left out"
@@ -96,7 +96,7 @@ def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
     return "other values"
 
 
-def _of_a_factor(times: float, n: int) -> str:
+def _phrase_for_factor(times: float, n: int) -> str:
     """Return the phrase for a value that is the right one ``times`` a number, on ``n`` ranks."""
     if abs(times + 1) < 1e-3:
         return "the wrong sign"
@@ -113,7 +113,7 @@ def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
     It tries the dims from the first on, and counts along the first dim that has right slices.
     """
     for dim, size in enumerate(right.shape):
-        if not 1 < size <= MOST:
+        if not 1 < size <= MOST_SLICES:
             continue
         pairs = zip(value.unbind(dim), right.unbind(dim), strict=True)
         count = sum(near(a, b) and bool(b.any()) for a, b in pairs)
@@ -124,7 +124,7 @@ def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
 
 def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
     """Return whether ``value`` has the rows of ``right`` in another order."""
-    if right.ndim < 1 or not 1 < len(right) <= MOST:
+    if right.ndim < 1 or not 1 < len(right) <= MOST_SLICES:
         return False
     orders = [
         x.flatten(1).double().sum(1).argsort() if x.ndim > 1 else x.argsort()
@@ -139,14 +139,14 @@ def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
     Another dropout mask has this effect. Each value must equal ``right`` where both are nonzero.
     """
     for value in values:
-        both = (value != 0) & (right != 0)
+        both_nonzero = (value != 0) & (right != 0)
         zeros = (value == 0) ^ (right == 0)
-        if not (both.any() and zeros.any()):
+        if not (both_nonzero.any() and zeros.any()):
             return False
-        if not near(value[both], right[both]):
+        if not near(value[both_nonzero], right[both_nonzero]):
             return False
     return True
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def _ranks_text(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

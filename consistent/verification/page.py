@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..drawing.pages.html import cell, escaped, frame, search, table
+from ..drawing.pages.html import cell, escape, frame, search, table
 from .compare import Compared
 
 # Most rows of a table. An early fault makes everything after it differ, and the first rows show it.
-MOST = 200
+MOST_ROWS = 200
 
 
 def page(results: Sequence[Compared]) -> str:
@@ -24,25 +24,25 @@ def page(results: Sequence[Compared]) -> str:
 
 def _section(result: Compared) -> str:
     """Return the part of the page about one plan or program."""
-    title = f"<h2>{escaped(result.name)}</h2>"
+    title = f"<h2>{escape(result.name)}</h2>"
     if result.error:
-        title += f"<p>It raised.</p><pre>{escaped(result.error)}</pre>"
-    rest = f" {escaped(result.rest)}." if result.choice else ""
+        title += f"<p>It raised.</p><pre>{escape(result.error)}</pre>"
+    rest = f" {escape(result.rest)}." if result.choice else ""
     if not result.wrong:
         return f"{title}<p>{result.compared} tensors are those of one process.{rest}</p>"
     heads = [("tensor", False), ("what is wrong", False), ("off by", True), ("rounding", True)]
     heads += [("layout", False), ("where", False)]
     rows = [
         [
-            cell(escaped(wrong.tensor)),
-            cell(escaped(wrong.kind)),
+            cell(escape(wrong.tensor)),
+            cell(escape(wrong.kind)),
             cell(f"{wrong.error:.3g}"),
             cell(f"{wrong.allowed:.3g}"),
-            cell(f"<code>{escaped(wrong.layout)}</code>", "lays"),
-            cell(escaped(wrong.where), "site"),
+            cell(f"<code>{escape(wrong.layout)}</code>", "lays"),
+            cell(escape(wrong.where), "site"),
         ]
-        for wrong in result.wrong[:MOST]
+        for wrong in result.wrong[:MOST_ROWS]
     ]
-    said = f"{len(result.wrong)} of {result.compared} tensors differ, in the order of the program"
-    left = f"; the first {MOST} are shown" if len(result.wrong) > MOST else ""
-    return f"{title}<p>{said}{left}.{rest}</p>" + table("tensors", heads, rows)
+    counts = f"{len(result.wrong)} of {result.compared} tensors differ, in the order of the program"
+    more = f"; the first {MOST_ROWS} are shown" if len(result.wrong) > MOST_ROWS else ""
+    return f"{title}<p>{counts}{more}.{rest}</p>" + table("tensors", heads, rows)

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from ..drawing.files import write
 from ..spec import SbpLike
-from .compare import Compared, Right, differences, gathered, in_modules, up_to_a_choice
-from .worlds import Ran, Step, StepSetting, run
+from .compare import Compared, Reference, differences, in_modules, merge_ranks, until_first_choice
+from .worlds import RunResult, Step, StepSetting, run
 
 # Seconds that one process may take: without its numbers there is nothing to compare with.
-REFERENCE = 600.0
+REFERENCE_SECONDS = 600.0
 # How many times longer than one process a plan or program may take, on a busy machine too.
-SLOWER = 5
+LIMIT_FACTOR = 5
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Verified:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        said = [str(each) for each in self.results]
+        lines = [str(each) for each in self.results]
         if self.draws:
-            said.append(
+            lines.append(
                 "The step draws random numbers. Those of global tensors are the same on any number "
                 "of ranks, but not torch's own, so plans were held against one rank under a plan."
             )
-        return "\n".join(said)
+        return "\n".join(lines)
 
     def html(self) -> str:
         """Return the result as one self-contained HTML page."""
@@ -111,22 +111,24 @@ def verify(
             neither be forked nor import the step.
     """
     _check_no_rank()
-    alone = run(step, StepSetting(), REFERENCE)
-    right = _right(step, alone, StepSetting(double=True))
-    under_plans, draws = right, alone.draws and bool(plans)
+    single = run(step, StepSetting(), REFERENCE_SECONDS)
+    reference = _reference(step, single, StepSetting(double=True))
+    under_plans, draws = reference, single.draws and bool(plans)
     # Random numbers of global tensors differ from torch's for plain tensors, so the reference for
     # plans is one rank under a plan.
     if draws:
-        one = StepSetting(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
-        under_plans = _right(step, run(step, one, REFERENCE), replace(one, double=True))
-    limit = max(seconds, SLOWER * alone.seconds)
+        one_rank = StepSetting(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
+        under_plans = _reference(
+            step, run(step, one_rank, REFERENCE_SECONDS), replace(one_rank, double=True)
+        )
+    limit = max(seconds, LIMIT_FACTOR * single.seconds)
     worlds = [StepSetting(ranks, plan, tuple(grid) if grid else None, batch) for plan in plans]
     results = [
-        _compared(_plan_name(world.plan), under_plans, run(step, world, limit)) for world in worlds
+        _compare(_plan_name(world.plan), under_plans, run(step, world, limit)) for world in worlds
     ]
     for name, program in (programs or {}).items():
         ran = run(program, StepSetting(ranks), limit)
-        results.append(_compared(name, right, ran, by_another=True))
+        results.append(_compare(name, reference, ran, by_another=True))
     return Verified(results, draws)
 
 
@@ -139,7 +141,7 @@ def _check_no_rank() -> None:
         )
 
 
-def _right(step: Step, single: Ran, double: StepSetting) -> Right:
+def _reference(step: Step, single: RunResult, double: StepSetting) -> Reference:
     """Return the reference values: those of the run ``single``, and of a run in float64.
 
     ``double`` is the setting of the float64 run. If the step raises in float64, there are no
@@ -150,25 +152,27 @@ def _right(step: Step, single: Ran, double: StepSetting) -> Right:
     """
     if single.error:
         raise RuntimeError(f"verify: the step raises on one process.\n{single.error}")
-    exact = run(step, double, REFERENCE)
-    return Right(gathered(single.seen), {} if exact.error else gathered(exact.seen))
+    exact = run(step, double, REFERENCE_SECONDS)
+    return Reference(merge_ranks(single.seen), {} if exact.error else merge_ranks(exact.seen))
 
 
-def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Compared:
+def _compare(name: str, right: Reference, ran: RunResult, by_another: bool = False) -> Compared:
     """Return the comparison of the run ``ran`` with the reference ``right``.
 
     ``by_another`` is True if another program ran, of whose ops only those in modules are compared.
     """
     if by_another:
-        right = Right(in_modules(right.single), right.double)
-    other = gathered(ran.seen)
+        right = Reference(in_modules(right.single), right.double)
+    tensors = merge_ranks(ran.seen)
     if ran.error:  # tensors that only some of the ranks have recorded cannot be put together
-        other = {key: held for key, held in other.items() if len(held.parts) == len(ran.seen)}
-    other, choice = up_to_a_choice(right, other)
-    found = Compared(name, differences(right, other), len(other), ran.error)
+        tensors = {
+            key: tensor for key, tensor in tensors.items() if len(tensor.parts) == len(ran.seen)
+        }
+    tensors, choice = until_first_choice(right, tensors)
+    result = Compared(name, differences(right, tensors), len(tensors), ran.error)
     if choice is not None:
-        found.choice, found.left = choice
-    return found
+        result.choice, result.left = choice
+    return result
 
 
 def _plan_name(plan: Any) -> str:

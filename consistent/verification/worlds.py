@@ -27,7 +27,7 @@ from ..spec.nested import map_tensors
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import distribute
 from .start_method import start_method
-from .watch import Seen, StepRecorder
+from .watch import RecordedTensor, StepRecorder
 
 Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
 
@@ -65,18 +65,18 @@ class StepSetting:
         """
         if self.double:
             model = model.double()
-            model.register_forward_pre_hook(_as_double, with_kwargs=True)
+            model.register_forward_pre_hook(_convert_to_double, with_kwargs=True)
         if self.plan is None:
             return model
         placement = self.placement()
         batch = self.batch if self.batch is not None else (S(0),) + (B,) * (placement.ndim - 1)
 
         def lay_out(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            def laid(x: Tensor) -> Tensor:
-                plain = not isinstance(x, GlobalTensor) and x.ndim
-                return distribute(x, placement, batch) if plain else x
+            def distribute_plain(x: Tensor) -> Tensor:
+                is_plain = not isinstance(x, GlobalTensor) and x.ndim
+                return distribute(x, placement, batch) if is_plain else x
 
-            return map_tensors((args, kwargs), laid)
+            return map_tensors((args, kwargs), distribute_plain)
 
         model = parallelize(model, placement, self.plan)
         model.register_forward_pre_hook(lay_out, with_kwargs=True, prepend=True)
@@ -84,7 +84,7 @@ class StepSetting:
 
 
 @dataclass
-class Ran:
+class RunResult:
     """What a run of the step left: the tensors recorded by each rank, and how it ended.
 
     Attributes:
@@ -94,13 +94,13 @@ class Ran:
         seconds: the time that it took.
     """
 
-    seen: list[list[Seen]]
+    seen: list[list[RecordedTensor]]
     draws: bool = False
     error: str = ""
     seconds: float = 0.0
 
 
-def run(step: Step, world: StepSetting, limit: float) -> Ran:
+def run(step: Step, world: StepSetting, limit: float) -> RunResult:
     """Run ``step`` on new ranks, as ``world`` says, and return what they recorded.
 
     The ranks are processes that are ended if they take more than ``limit`` seconds.
@@ -111,42 +111,42 @@ def run(step: Step, world: StepSetting, limit: float) -> Ran:
     method, start = start_method(step), time.monotonic()
     processes: Any = multiprocessing.get_context(method)
     if method == "fork":
-        _import_once()
+        _import_before_fork()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            processes.Process(target=_rank, args=(step, world, rank, folder), daemon=True)
+            processes.Process(target=_run_rank, args=(step, world, rank, folder), daemon=True)
             for rank in range(world.ranks)
         ]
         for rank in ranks:
             rank.start()
-        late = _wait(ranks, start + limit)
-        error = f"not ended after {limit:.3g} s" if late else _error(ranks, Path(folder))
+        timed_out = _wait_until(ranks, start + limit)
+        error = f"not ended after {limit:.3g} s" if timed_out else _error_text(ranks, Path(folder))
         files = [Path(folder, str(k)) for k in range(world.ranks)]
         if not all(path.exists() for path in files):
-            return Ran([], error=error or "a rank has left nothing")
-        found = [torch.load(path, weights_only=False) for path in files]
-    seen, draws = [seen for seen, _ in found], any(draws for _, draws in found)
-    return Ran(seen, draws, error, time.monotonic() - start)
+            return RunResult([], error=error or "a rank has left nothing")
+        records = [torch.load(path, weights_only=False) for path in files]
+    seen, draws = [seen for seen, _ in records], any(draws for _, draws in records)
+    return RunResult(seen, draws, error, time.monotonic() - start)
 
 
-def _import_once() -> None:
+def _import_before_fork() -> None:
     """Import what torch imports when an op first runs on meta tensors, before ranks are forked."""
     import torch._dynamo.utils
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 
-def _error(ranks: list[Any], folder: Path) -> str:
+def _error_text(ranks: list[Any], folder: Path) -> str:
     """Return the traceback of the first rank that raised, else the exit codes if ranks failed.
 
     Returns "" if all ranks ended well. ``folder`` has the files with tracebacks.
     """
     errors = [folder / f"error{k}" for k in range(len(ranks))]
     codes = [rank.exitcode for rank in ranks]
-    said = next((path.read_text() for path in errors if path.exists()), "")
-    return said or (f"ranks ended with {codes}" if any(codes) else "")
+    text = next((path.read_text() for path in errors if path.exists()), "")
+    return text or (f"ranks ended with {codes}" if any(codes) else "")
 
 
-def _wait(ranks: list[Any], end: float) -> bool:
+def _wait_until(ranks: list[Any], end: float) -> bool:
     """Wait for the processes ``ranks``; return whether they still ran at ``end`` (monotonic time).
 
     If a rank fails, all are killed, because the other ranks would wait for it forever.
@@ -166,20 +166,20 @@ def _wait(ranks: list[Any], end: float) -> bool:
             rank.join()
 
 
-def _rank(step: Step, world: StepSetting, rank: int, folder: str) -> None:
+def _run_rank(step: Step, world: StepSetting, rank: int, folder: str) -> None:
     """Run ``step`` in this process as ``rank``; leave records, or a traceback, in ``folder``."""
     try:
         torch.set_num_threads(1)
         if world.ranks > 1 or world.plan is not None:
-            _join(rank, world.ranks, Path(folder))
+            _join_group(rank, world.ranks, Path(folder))
         if world.double:
-            _no_autocast()
-        watch = StepRecorder(world.prepare, world.double)
+            _disable_autocast()
+        recorder = StepRecorder(world.prepare, world.double)
         try:
-            with watch.watching():
-                watch.finish(step(watch.place))
+            with recorder.watching():
+                recorder.finish(step(recorder.place))
         finally:  # tensors from before an error may show its cause
-            torch.save((watch.seen, watch.draws), Path(folder, str(rank)))
+            torch.save((recorder.seen, recorder.draws), Path(folder, str(rank)))
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException:
@@ -187,7 +187,7 @@ def _rank(step: Step, world: StepSetting, rank: int, folder: str) -> None:
         os._exit(1)
 
 
-def _join(rank: int, ranks: int, folder: Path) -> None:
+def _join_group(rank: int, ranks: int, folder: Path) -> None:
     """Start the process group of the forked ranks, as torchrun does.
 
     Rank 0 listens at a port that the system chooses, and leaves its number in a file for the
@@ -210,7 +210,7 @@ def _join(rank: int, ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
 
-def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _convert_to_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Convert the arguments of a model to float64; a hook before its forward."""
 
     def wide(x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dic
     return map_tensors((args, kwargs), wide)
 
 
-def _no_autocast() -> None:
+def _disable_autocast() -> None:
     """Disable autocast for the rest of this process, so that a float64 run stays in float64."""
     torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
     torch.autocast.__exit__ = lambda self, *given: False  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..spec import Coordinate, Partial, Runs, Split, TensorSpec, items_in, piece
+from ..spec import Coordinate, Partial, Runs, Split, TensorSpec, item_count, piece
 from ..spec.bytes_text import bytes_text
 
 
@@ -44,25 +44,25 @@ class RankPart:
         return 0 in self.sizes
 
 
-def holding(spec: TensorSpec, at: Coordinate) -> RankPart:
+def rank_part(spec: TensorSpec, at: Coordinate) -> RankPart:
     """Return the part of a tensor of ``spec`` that the rank at grid coordinate ``at`` holds."""
     runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
     roles = []
-    for word, chosen in (("addend", _axes(spec, "P")), ("copy", _axes(spec, "B"))):
-        count = math.prod(grid[a] for a in chosen)
+    for word, axes in (("addend", _axes_of_kind(spec, "P")), ("copy", _axes_of_kind(spec, "B"))):
+        count = math.prod(grid[a] for a in axes)
         if count > 1:
             roles.append(
-                f"{word} {_number([at[a] for a in chosen], [grid[a] for a in chosen]) + 1}/{count}"
+                f"{word} {_flat_index([at[a] for a in axes], [grid[a] for a in axes]) + 1}/{count}"
             )
-    cuts = [a for a, entry in enumerate(spec.sbp) if entry.is_split]
+    split_axes = [a for a, entry in enumerate(spec.sbp) if entry.is_split]
     return RankPart(
         rank=spec.placement.rank_at(at),
         region=region_text(spec, runs),
         role=", ".join(roles),
         nbytes=math.prod(sizes) * spec.dtype.itemsize,
-        piece=_number([at[a] for a in cuts], [grid[a] for a in cuts]),
-        is_addend=bool(_axes(spec, "P")),
+        piece=_flat_index([at[a] for a in split_axes], [grid[a] for a in split_axes]),
+        is_addend=bool(_axes_of_kind(spec, "P")),
         runs=runs,
         sizes=sizes,
     )
@@ -76,12 +76,12 @@ def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
     """
     if not spec.shape:
         return "scalar"
-    held = [items_in(each) for each in runs]
-    if 0 in held and spec.numel:
+    counts = [item_count(each) for each in runs]
+    if 0 in counts and spec.numel:
         return "empty"
     parts = (
         ":" if size == n else " ".join(f"{start}:{start + m}" for start, m in each)
-        for each, size, n in zip(runs, held, spec.shape, strict=True)
+        for each, size, n in zip(runs, counts, spec.shape, strict=True)
     )
     return f"[{', '.join(parts)}]"
 
@@ -91,9 +91,9 @@ def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
 
     Split dims are preferred, then the last dims. The last one goes from left to right.
     """
-    cut = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
-    rest = [dim for dim in reversed(range(spec.ndim)) if dim not in cut]
-    return tuple(sorted([*cut, *rest][:2]))
+    split_dims = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
+    rest = [dim for dim in reversed(range(spec.ndim)) if dim not in split_dims]
+    return tuple(sorted([*split_dims, *rest][:2]))
 
 
 def spans(spec: TensorSpec, held: RankPart, dim: int | None) -> list[tuple[float, float]]:
@@ -116,8 +116,8 @@ def sentences(spec: TensorSpec) -> list[str]:
     for axis, (n, entry) in enumerate(zip(spec.placement.shape, spec.sbp, strict=True)):
         names = spec.placement.axes
         name = f"axis {axis}" + (f" ({names[axis]})" if names else "")
-        who = f"{name}, {n:,} rank{'s' if n != 1 else ''}: {entry}"
-        lines.append(f"{who}, {_says(spec, axis)}" if n > 1 else f"{who}, alone")
+        subject = f"{name}, {n:,} rank{'s' if n != 1 else ''}: {entry}"
+        lines.append(f"{subject}, {_axis_sentence(spec, axis)}" if n > 1 else f"{subject}, alone")
     most, whole = spec.largest_nbytes, spec.nbytes
     share = f" ({share_text(most / whole)})" if whole else ""
     together = bytes_text(bytes_together(spec))
@@ -142,12 +142,14 @@ def bytes_together(spec: TensorSpec) -> int:
     return spec.nbytes * math.prod(n for n, entry in times if not entry.is_split)
 
 
-def _says(spec: TensorSpec, axis: int) -> str:
+def _axis_sentence(spec: TensorSpec, axis: int) -> str:
     entry = spec.sbp[axis]
     if isinstance(entry, Partial):
-        how = {"sum": "sum", "max": "elementwise maximum", "min": "elementwise minimum"}[entry.op]
+        operation = {"sum": "sum", "max": "elementwise maximum", "min": "elementwise minimum"}[
+            entry.op
+        ]
         kind = "an addend" if entry.op == "sum" else "a part"
-        return f"each holds {kind}; the tensor is their {how}"
+        return f"each holds {kind}; the tensor is their {operation}"
     if not isinstance(entry, Split):
         return "each holds a copy"
     sizes = {spec.shape[entry.dim]}
@@ -157,16 +159,16 @@ def _says(spec: TensorSpec, axis: int) -> str:
         elif isinstance(earlier, Split) and earlier.dim == entry.dim:
             # Balanced pieces have at most two sizes: ranks below size % n have one item more.
             sizes = {piece(size, n, k)[1] for size in sizes for k in (0, size % n, n - 1) if k < n}
-    found = " or ".join(f"{size:,}" for size in sorted(sizes, reverse=True))
-    return f"dim {entry.dim} of {spec.shape[entry.dim]:,} is cut into pieces of {found}"
+    size_text = " or ".join(f"{size:,}" for size in sorted(sizes, reverse=True))
+    return f"dim {entry.dim} of {spec.shape[entry.dim]:,} is cut into pieces of {size_text}"
 
 
-def _axes(spec: TensorSpec, kind: str) -> list[int]:
-    wanted = (lambda e: e.is_partial) if kind == "P" else (lambda e: e.is_broadcast)
-    return [axis for axis, entry in enumerate(spec.sbp) if wanted(entry)]
+def _axes_of_kind(spec: TensorSpec, kind: str) -> list[int]:
+    matches = (lambda e: e.is_partial) if kind == "P" else (lambda e: e.is_broadcast)
+    return [axis for axis, entry in enumerate(spec.sbp) if matches(entry)]
 
 
-def _number(at: Sequence[int], grid: Sequence[int]) -> int:
+def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
     """Return the row-major index of the coordinate ``at`` in a grid."""
     number = 0
     for index, n in zip(at, grid, strict=True):
@@ -174,7 +176,7 @@ def _number(at: Sequence[int], grid: Sequence[int]) -> int:
     return number
 
 
-def shown(n: int, most: int) -> list[int | None]:
+def shown_indices(n: int, most: int) -> list[int | None]:
     """Return the indices to show out of ``n`` items where at most ``most`` fit.
 
     None stands for those left out: ``shown(9, 4)`` gives [0, 1, None, 8].

@@ -6,7 +6,7 @@ import textwrap
 
 from torch import nn
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..drawing.pictures.colours import PALETTE, paint
 from ..drawing.pictures.drawing import Box, Drawing, Words
@@ -17,8 +17,8 @@ from .model_tree import Branch, PictureRow, rows, tree_of
 
 _FEW_RANKS = 8
 _MOST_ROWS = 120  # in a drawing
-_LINE = 20.0
-_BAR = 130.0
+_LINE_HEIGHT = 20.0
+_BAR_WIDTH = 130.0
 _LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
 
 
@@ -32,22 +32,22 @@ class ModelPicture(Picture):
         self.tree: Branch = tree_of(module)
 
     def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
-        found = list(rows(self.tree))
-        cells = [_cells(row) for row in found]
+        picture_rows = list(rows(self.tree))
+        cells = [_row_cells(row) for row in picture_rows]
         head = ("", "", "layout", "rank holds", "of")
         widths = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(5)]
-        shapes = max((len(row.shape) for row in found if row.entry is not None), default=0)
-        over = sum(widths) + 2 * 4 - width
+        shapes = max((len(row.shape) for row in picture_rows if row.entry is not None), default=0)
+        excess = sum(widths) + 2 * 4 - width
         # Where the text is too wide, columns shrink in this order, each to a minimum width: kinds
         # of modules first, then layouts, then names; then once more, to smaller minimums.
         for column, least in ((1, max(shapes, 12)), (2, 22), (0, 24), (1, 12), (2, 12), (0, 16)):
-            cut = max(0, min(over, widths[column] - least))
-            widths[column] -= cut
-            over -= cut
-        lines = [*wrapped(self.summary(), width), "", _line(head, widths, blocks)]
-        for row, each in zip(found, cells, strict=True):
-            style = "bold" if row.entry is None else _style(row)
-            lines.append(paint(_line(each, widths, blocks), style, colour))
+            reduction = max(0, min(excess, widths[column] - least))
+            widths[column] -= reduction
+            excess -= reduction
+        lines = [*wrapped(self.summary(), width), "", _text_line(head, widths, blocks)]
+        for row, row_cells in zip(picture_rows, cells, strict=True):
+            style = "bold" if row.entry is None else _layout_style(row)
+            lines.append(paint(_text_line(row_cells, widths, blocks), style, colour))
         lines += ["", *wrapped(self.totals(), width)]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -61,31 +61,31 @@ class ModelPicture(Picture):
             if len(placements) == 1
             else f"on {len(placements)} placements"
         )
-        return f"{in_a_line(self.tree.kind)}: {self.tree.parameters:,} parameters, {where}"
+        return f"{on_one_line(self.tree.kind)}: {self.tree.parameters:,} parameters, {where}"
 
     def totals(self) -> str:
         """Return a sentence with the bytes of the whole model and those that a rank holds."""
         whole = self.tree.nbytes
         ranks = sorted({int(r) for p in self.tree.placements for r in p.ranks.ravel()[:_FEW_RANKS]})
-        held = {rank: self.tree.held_by(rank) for rank in ranks[:_FEW_RANKS]}
-        if not held:
+        bytes_by_rank = {rank: self.tree.held_by(rank) for rank in ranks[:_FEW_RANKS]}
+        if not bytes_by_rank:
             return f"Every rank holds all of it: {bytes_text(whole)}."
         most = self.tree.held
         share = f" ({share_text(most / whole)})" if whole else ""
         text = f"A rank holds at most {bytes_text(most)} of {bytes_text(whole)}{share}."
-        if len(set(held.values())) > 1:
-            each = ", ".join(f"{rank}: {bytes_text(n)}" for rank, n in held.items())
-            text += f" By rank: {each}{', ...' if len(ranks) > len(held) else '.'}"
+        if len(set(bytes_by_rank.values())) > 1:
+            rank_texts = ", ".join(f"{rank}: {bytes_text(n)}" for rank, n in bytes_by_rank.items())
+            text += f" By rank: {rank_texts}{', ...' if len(ranks) > len(bytes_by_rank) else '.'}"
         return text
 
     def drawing(self) -> Drawing:
-        found = list(rows(self.tree))
-        drawn = found[:_MOST_ROWS]
-        names = max((18 * r.depth + 7.2 * len(_name(r)) for r in drawn), default=0)
+        picture_rows = list(rows(self.tree))
+        drawn_rows = picture_rows[:_MOST_ROWS]
+        names = max((18 * r.depth + 7.2 * len(_row_name(r)) for r in drawn_rows), default=0)
         columns = (20.0, max(180.0, 36 + names))
         shape = columns[1] + 150
-        layout = shape + max(96.0, 16 + 6.6 * max(len(r.layout) for r in drawn))
-        bar, held, width = layout, layout + _BAR + 12, layout + _BAR + 150
+        layout = shape + max(96.0, 16 + 6.6 * max(len(r.layout) for r in drawn_rows))
+        bar, held, width = layout, layout + _BAR_WIDTH + 12, layout + _BAR_WIDTH + 150
         shapes: list[Box | Words] = []
         y = 36.0
         for i, line in enumerate(textwrap.wrap(self.summary(), int(width / 8.2))):
@@ -94,23 +94,29 @@ class ModelPicture(Picture):
         head = (("shape", columns[1]), ("layout", shape), ("a rank holds, of the whole", bar))
         shapes += [Words(x, y + 14, text, 11, "faint") for text, x in head]
         y += 26
-        for row in drawn:
-            shapes += _line_of(row, (*columns, shape, bar, held), y)
-            y += _LINE
-        if len(found) > len(drawn):
+        for row in drawn_rows:
+            shapes += _row_shapes(row, (*columns, shape, bar, held), y)
+            y += _LINE_HEIGHT
+        if len(picture_rows) > len(drawn_rows):
             shapes.append(
-                Words(20, y + 13, f"... and {len(found) - len(drawn)} lines more", 11, "faint")
+                Words(
+                    20,
+                    y + 13,
+                    f"... and {len(picture_rows) - len(drawn_rows)} lines more",
+                    11,
+                    "faint",
+                )
             )
-            y += _LINE
+            y += _LINE_HEIGHT
         y += 8
         for line in textwrap.wrap(self.totals(), int(width / 7)):
             shapes.append(Words(20, y + 13, line, 12))
-            y += _LINE
+            y += _LINE_HEIGHT
         shapes += _legend(y)
         return Drawing(width, y + 36, shapes, self.summary())
 
 
-def _line_of(
+def _row_shapes(
     row: PictureRow, columns: tuple[float, float, float, float, float], y: float
 ) -> list[Box | Words]:
     """Return the shapes of a row's line in the drawing, at height ``y``.
@@ -121,10 +127,10 @@ def _line_of(
     bold = row.entry is None
     ink = "ink" if bold or row.nbytes else "faint"
     shapes: list[Box | Words] = [
-        Words(name + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold),
+        Words(name + 18 * row.depth, y + 13, _row_name(row), 12, ink, bold=bold),
         Words(shape, y + 13, row.shape, 11, "faint"),
         Words(layout, y + 13, row.layout, 11, ink),
-        *_bar(row, bar, y + 4, _BAR),
+        *_bar(row, bar, y + 4, _BAR_WIDTH),
     ]
     if row.nbytes:
         text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
@@ -144,17 +150,17 @@ def _legend(y: float) -> list[Box | Words]:
     return shapes
 
 
-def _cells(row: PictureRow) -> tuple[str, ...]:
-    name = "  " * row.depth + _name(row)
+def _row_cells(row: PictureRow) -> tuple[str, ...]:
+    name = "  " * row.depth + _row_name(row)
     numbers = (bytes_text(row.held), bytes_text(row.nbytes)) if row.nbytes else ("", "")
-    return (*map(in_a_line, (name, row.shape, row.layout)), *numbers)
+    return (*map(on_one_line, (name, row.shape, row.layout)), *numbers)
 
 
-def _name(row: PictureRow) -> str:
+def _row_name(row: PictureRow) -> str:
     return f"{row.name} (x{row.times})" if row.times > 1 else row.name
 
 
-def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
+def _text_line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
     dots = "…" if blocks else "..."
     parts = []
     for i, (cell, width) in enumerate(zip(cells, widths, strict=True)):
@@ -163,7 +169,7 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
     return "  ".join(parts)
 
 
-def _style(row: PictureRow) -> int | None:
+def _layout_style(row: PictureRow) -> int | None:
     """Return the index of the colour that stands for the layout of a row's tensor.
 
     It is used in the terminal and in the drawing: 0 split, 1 addends, 8 whole. None stands for a
@@ -172,8 +178,8 @@ def _style(row: PictureRow) -> int | None:
     spec = row.entry.spec if row.entry is not None else None
     if spec is None or row.entry is None or row.entry.tied:
         return None
-    cut = [entry for entry in spec.sbp if entry.is_split]
-    return 0 if cut else 1 if any(entry.is_partial for entry in spec.sbp) else 8
+    splits = [entry for entry in spec.sbp if entry.is_split]
+    return 0 if splits else 1 if any(entry.is_partial for entry in spec.sbp) else 8
 
 
 def _bar(row: PictureRow, x: float, y: float, width: float) -> list[Box | Words]:
@@ -183,7 +189,7 @@ def _bar(row: PictureRow, x: float, y: float, width: float) -> list[Box | Words]
     """
     if not row.nbytes:
         return []
-    style = _style(row)
+    style = _layout_style(row)
     fill = "faint" if row.entry is None else PALETTE[8 if style is None else style]
     title = f"a rank holds {row.held:,} of {row.nbytes:,} bytes"
     share = max(1.0, width * row.held / row.nbytes)

@@ -50,7 +50,7 @@ class Entry:
 
     def held_by(self, rank: int) -> int:
         """Return the bytes that ``rank`` holds. Each rank holds a plain tensor whole."""
-        return 0 if self.tied else _held(self.spec, rank, self.nbytes)
+        return 0 if self.tied else _bytes_on_rank(self.spec, rank, self.nbytes)
 
     @property
     def held(self) -> int:
@@ -111,16 +111,16 @@ class Branch:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _BuildState:
     """State while the tree of a module is built: the plan, and the tensors met so far.
 
     Args:
         plan: plan of the module; None if it was not parallelized.
-        met: id of each tensor so far -> its full name, by which tied tensors are found.
+        names_by_id: id of each tensor so far -> its full name, by which tied tensors are found.
     """
 
     plan: Plan | None
-    met: dict[int, str] = field(default_factory=dict)
+    names_by_id: dict[int, str] = field(default_factory=dict)
 
 
 def tree_of(module: nn.Module) -> Branch:
@@ -132,27 +132,29 @@ def tree_of(module: nn.Module) -> Branch:
         plan = plan_of(module)
     except ValueError:  # the module was not parallelized
         plan = None
-    return _branch("", module, "", _Reading(plan))
+    return _make_branch("", module, "", _BuildState(plan))
 
 
-def _branch(name: str, module: nn.Module, path: str, reading: _Reading) -> Branch:
+def _make_branch(name: str, module: nn.Module, path: str, state: _BuildState) -> Branch:
     # Not named_parameters(), which leaves out tied tensors after the first.
-    found = [(n, x, True) for n, x in module._parameters.items() if x is not None]
-    found += [(n, x, False) for n, x in module._buffers.items() if x is not None]
-    entries = tuple(_entry(n, x, kind, path, reading) for n, x, kind in found)
-    below = [
-        _branch(n, child, f"{path}{n}.", reading)
+    tensors = [(n, x, True) for n, x in module._parameters.items() if x is not None]
+    tensors += [(n, x, False) for n, x in module._buffers.items() if x is not None]
+    entries = tuple(_make_entry(n, x, kind, path, state) for n, x, kind in tensors)
+    children = [
+        _make_branch(n, child, f"{path}{n}.", state)
         for n, child in module._modules.items()
         if child is not None
     ]
-    kept = [b for b in below if b.entries or b.branches]
-    return _joined(Branch(name, type(module).__name__, entries, tuple(_folded(kept))))
+    non_empty = [b for b in children if b.entries or b.branches]
+    return _join_single_child(
+        Branch(name, type(module).__name__, entries, tuple(_fold_equal(non_empty)))
+    )
 
 
-def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading) -> Entry:
+def _make_entry(name: str, x: torch.Tensor, kind: bool, path: str, state: _BuildState) -> Entry:
     if is_lazy(x):
         return Entry(name, "not known yet", "plain", None, 0, 0, kind)
-    first = reading.met.setdefault(id(x), path + name)
+    first = state.names_by_id.setdefault(id(x), path + name)
     tied = first if first != path + name else ""
     spec: TensorSpec | None = x._spec if is_global(x) else None  # type: ignore[attr-defined]
     if spec is None:
@@ -163,10 +165,10 @@ def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading)
             repr(spec).partition(" ")[0] if not spec.shape else repr(spec).partition("] ")[0] + "]"
         )
         nbytes, layout = spec.nbytes, sbp_text(spec.sbp)
-        asked = reading.plan.layouts(path + name) if reading.plan is not None else None
-        if asked is not None and asked.on(spec.placement).sbp == spec.sbp:
-            layout = sbp_text(asked.sbp)
-            layout += f", used as {sbp_text(asked.use)}" if asked.use != asked.sbp else ""
+        planned = state.plan.layouts(path + name) if state.plan is not None else None
+        if planned is not None and planned.on(spec.placement).sbp == spec.sbp:
+            layout = sbp_text(planned.sbp)
+            layout += f", used as {sbp_text(planned.use)}" if planned.use != planned.sbp else ""
     return Entry(name, shape, layout, spec, 0 if tied else nbytes, x.numel(), kind, tied)
 
 
@@ -175,7 +177,7 @@ def sbp_text(sbp: NdSbp) -> str:
     return str(sbp[0]) if len(sbp) == 1 else str(sbp)
 
 
-def _folded(branches: Sequence[Branch]) -> list[Branch]:
+def _fold_equal(branches: Sequence[Branch]) -> list[Branch]:
     """Replace consecutive equal branches whose names are numbers, such as layers, by one.
 
     Branches "0", "1" and "2" of equal contents become "0-2" with ``times`` 3.
@@ -183,7 +185,7 @@ def _folded(branches: Sequence[Branch]) -> list[Branch]:
     folded: list[Branch] = []
     for branch in branches:
         last = folded[-1] if folded else None
-        if last is not None and _follows(last, branch):
+        if last is not None and _is_next_equal(last, branch):
             first = last.name.partition("-")[0]
             folded[-1] = replace(last, name=f"{first}-{branch.name}", times=last.times + 1)
         else:
@@ -191,7 +193,7 @@ def _folded(branches: Sequence[Branch]) -> list[Branch]:
     return folded
 
 
-def _follows(last: Branch, branch: Branch) -> bool:
+def _is_next_equal(last: Branch, branch: Branch) -> bool:
     first, _, end = last.name.partition("-")
     numbered = first.isdigit() and branch.name.isdigit()
     if not numbered or int(end or first) + 1 != int(branch.name):
@@ -199,28 +201,28 @@ def _follows(last: Branch, branch: Branch) -> bool:
     return replace(last, name="", times=1) == replace(branch, name="", times=1)
 
 
-def _joined(branch: Branch) -> Branch:
+def _join_single_child(branch: Branch) -> Branch:
     """Return the only submodule of ``branch``, named ``a.b``, if it contains nothing else.
 
     Otherwise return ``branch``.
     """
-    alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
-    if not branch.name or alone is None:
+    only_child = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
+    if not branch.name or only_child is None:
         return branch
-    name = f"{branch.name}.{alone.name}"
-    return replace(alone, name=name)
+    name = f"{branch.name}.{only_child.name}"
+    return replace(only_child, name=name)
 
 
-def _held(spec: TensorSpec | None, rank: int, nbytes: int) -> int:
+def _bytes_on_rank(spec: TensorSpec | None, rank: int, nbytes: int) -> int:
     if spec is None:
         return nbytes
-    at = spec.placement.coordinate_of(rank)
-    return 0 if at is None else _bytes_at(spec, at)
+    coordinate = spec.placement.coordinate_of(rank)
+    return 0 if coordinate is None else _shard_bytes(spec, coordinate)
 
 
-def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
+def _shard_bytes(spec: TensorSpec, coordinate: tuple[int, ...]) -> int:
     count = spec.dtype.itemsize
-    for size in spec.local_shape(at):
+    for size in spec.local_shape(coordinate):
         count *= size
     return count
 
@@ -263,24 +265,26 @@ def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterato
     sums = branch.held, branch.nbytes
     if branch.name and len(branch.entries) == 1 and not branch.branches:
         (e,) = branch.entries
-        layout = _layout(e, several)
+        layout = _layout_text(e, several)
         yield PictureRow(depth, f"{name}.{e.name}", branch.times, e.shape, layout, *sums, e)
         return
     yield PictureRow(depth, name, branch.times, kind, "", *sums, None)
     for e in branch.entries:
-        yield PictureRow(depth + 1, e.name, 1, e.shape, _layout(e, several), e.held, e.nbytes, e)
+        yield PictureRow(
+            depth + 1, e.name, 1, e.shape, _layout_text(e, several), e.held, e.nbytes, e
+        )
     for child in branch.branches:
         yield from rows(child, depth + 1, several)
 
 
-def _layout(entry: Entry, several: bool) -> str:
+def _layout_text(entry: Entry, several: bool) -> str:
     layout = f"tied to {entry.tied}" if entry.tied else entry.layout
     if several and entry.spec is not None:
-        layout += f" on {_ranks(entry.spec.placement)}"
+        layout += f" on {_ranks_text(entry.spec.placement)}"
     return layout
 
 
-def _ranks(placement: Placement) -> str:
+def _ranks_text(placement: Placement) -> str:
     ranks = placement.ranks.ravel().tolist()
     if ranks == list(range(ranks[0], ranks[0] + len(ranks))) and len(ranks) > 2:
         return f"ranks {ranks[0]}-{ranks[-1]}"

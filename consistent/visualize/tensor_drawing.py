@@ -10,15 +10,16 @@ from ..drawing.pictures.colours import colour
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..spec import TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import RankPart, drawn_dims, holding, sentences, shown, spans
+from .holdings import RankPart, drawn_dims, rank_part, sentences, shown_indices, spans
 from .tensor_text import axis_name, direction
 
-_CELL, _ROW = 132.0, 88.0  # pixels of a rank's cell: width, and height without the miniature
-_WIDE, _HIGH = 104.0, 72.0  # maximum width and height of a miniature, in pixels
+# Pixels of a rank's cell: width, and height without the miniature.
+_CELL_WIDTH, _ROW_HEIGHT = 132.0, 88.0
+_MAX_WIDTH, _MAX_HEIGHT = 104.0, 72.0  # maximum width and height of a miniature, in pixels
 _MOST_COLUMNS, _MOST_ROWS = 8, 6
-_EDGE = 20.0
-_LETTER = 6.2  # average width of a letter of a 12-pixel font, in pixels
-_MOST_WIDE = 680.0  # a picture of few ranks grows up to this many pixels before text wraps
+_MARGIN = 20.0
+_LETTER_WIDTH = 6.2  # average width of a letter of a 12-pixel font, in pixels
+_MAX_DRAWING_WIDTH = 680.0  # a picture of few ranks grows up to this many pixels before text wraps
 
 
 def tensor_drawing(spec: TensorSpec) -> Drawing:
@@ -27,21 +28,21 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
     For a placement of three axes or more, only the ranks at the origin of the outer axes are drawn.
     """
     grid = spec.placement.shape
-    named = len(grid) > 1
-    rows = shown(grid[-2], _MOST_ROWS) if named else [0]
-    columns = shown(grid[-1], _MOST_COLUMNS)
-    left = _EDGE + (92.0 if named else 0.0)
+    is_grid = len(grid) > 1
+    rows = shown_indices(grid[-2], _MOST_ROWS) if is_grid else [0]
+    columns = shown_indices(grid[-1], _MOST_COLUMNS)
+    left = _MARGIN + (92.0 if is_grid else 0.0)
     head, _, where = repr(spec).partition(" on ")
-    told = sentences(spec)
-    longest = max(map(len, (f"on {where}", *told)))
+    texts = sentences(spec)
+    longest = max(map(len, (f"on {where}", *texts)))
     width = max(
-        left + len(columns) * _CELL + _EDGE,
-        min(2 * _EDGE + longest * _LETTER, _MOST_WIDE),
+        left + len(columns) * _CELL_WIDTH + _MARGIN,
+        min(2 * _MARGIN + longest * _LETTER_WIDTH, _MAX_DRAWING_WIDTH),
         460.0,
     )
-    room = int((width - 2 * _EDGE) / _LETTER)
-    shapes, y = _heading(spec, head, where, room)
-    if named:
+    line_length = int((width - 2 * _MARGIN) / _LETTER_WIDTH)
+    shapes, y = _heading(spec, head, where, line_length)
+    if is_grid:
         shapes += _names_of_columns(spec, columns, left, y)
         y += 22
     for i in rows:
@@ -49,38 +50,42 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
             shapes.append(Words(left, y + 14, "…", 16, "faint"))
             y += 30
             continue
-        if named:
+        if is_grid:
             shapes.append(
-                Words(_EDGE, y + 14, f"{axis_name(spec, len(grid) - 2)} = {i}", 11, "faint")
+                Words(_MARGIN, y + 14, f"{axis_name(spec, len(grid) - 2)} = {i}", 11, "faint")
             )
-        outer = (0,) * (len(grid) - 2) + ((i,) if named else ())
+        outer = (0,) * (len(grid) - 2) + ((i,) if is_grid else ())
         for j, index in enumerate(columns):
             if index is None:
-                shapes.append(Words(left + j * _CELL + 24, y + 60, "…", 20, "faint"))
+                shapes.append(Words(left + j * _CELL_WIDTH + 24, y + 60, "…", 20, "faint"))
             else:
-                shapes += _cell(spec, holding(spec, (*outer, index)), left + j * _CELL, y)
+                shapes += _rank_shapes(
+                    spec, rank_part(spec, (*outer, index)), left + j * _CELL_WIDTH, y
+                )
         y += _row_height(spec)
-    for text in told:
-        for line in textwrap.wrap(text, room, subsequent_indent="   "):
-            shapes.append(Words(_EDGE, y + 12, line, 12))
+    for text in texts:
+        for line in textwrap.wrap(text, line_length, subsequent_indent="   "):
+            shapes.append(Words(_MARGIN, y + 12, line, 12))
             y += 18
-    return Drawing(width, y + _EDGE, shapes, repr(spec))
+    return Drawing(width, y + _MARGIN, shapes, repr(spec))
 
 
-def _heading(spec: TensorSpec, head: str, where: str, room: int) -> tuple[list[Box | Words], float]:
+def _heading(
+    spec: TensorSpec, head: str, where: str, line_length: int
+) -> tuple[list[Box | Words], float]:
     """Return the words above the ranks of the drawing, and the height ``y`` below them.
 
     Args:
         head, where: text of the tensor (dtype, shape, SBP), and of its placement.
-        room: number of letters that fit in a line.
+        line_length: number of letters that fit in a line.
     """
-    y = _EDGE + 6
-    shapes: list[Box | Words] = [Words(_EDGE, y + 8, head, 15, bold=True)]
-    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
+    y = _MARGIN + 6
+    shapes: list[Box | Words] = [Words(_MARGIN, y + 8, head, 15, bold=True)]
+    for line in textwrap.wrap(f"on {where}", line_length, subsequent_indent="   "):
         y += 19
-        shapes.append(Words(_EDGE, y + 8, line, 12))
+        shapes.append(Words(_MARGIN, y + 8, line, 12))
     y += 20
-    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
+    shapes.append(Words(_MARGIN, y + 6, _direction_note(spec), 11, "faint"))
     return shapes, y + 24
 
 
@@ -90,10 +95,12 @@ def _names_of_columns(
     """Return the words above the columns of ranks, such as ``tp = 0``."""
     name = axis_name(spec, spec.placement.ndim - 1)
     texts = ("…" if index is None else f"{name} = {index}" for index in columns)
-    return [Words(left + j * _CELL, y + 12, text, 11, "faint") for j, text in enumerate(texts)]
+    return [
+        Words(left + j * _CELL_WIDTH, y + 12, text, 11, "faint") for j, text in enumerate(texts)
+    ]
 
 
-def _note(spec: TensorSpec) -> str:
+def _direction_note(spec: TensorSpec) -> str:
     outer = spec.placement.shape[:-2]
     if not outer:
         return direction(spec)
@@ -101,47 +108,57 @@ def _note(spec: TensorSpec) -> str:
     return f"{direction(spec)}; the ranks at {first}"
 
 
-def _sides(spec: TensorSpec) -> tuple[float, float]:
+def _miniature_size(spec: TensorSpec) -> tuple[float, float]:
     """Return (width, height) of the small rectangle that stands for the tensor on each rank.
 
     They are in the ratio of the two dims that are drawn, within limits.
     """
     dims = drawn_dims(spec)
     if len(dims) < 2:
-        return _WIDE, 22.0
+        return _MAX_WIDTH, 22.0
     high, wide = (max(1, spec.shape[dim]) for dim in dims)
     ratio = min(max(high / wide, 0.35), 1.6)
-    height = min(_WIDE * ratio, _HIGH)
-    return min(_WIDE, max(height / ratio, 56.0)), height
+    height = min(_MAX_WIDTH * ratio, _MAX_HEIGHT)
+    return min(_MAX_WIDTH, max(height / ratio, 56.0)), height
 
 
 def _row_height(spec: TensorSpec) -> float:
-    role = 15.0 if holding(spec, (0,) * spec.placement.ndim).role else 0.0
-    return _ROW + role + _sides(spec)[1]
+    role = 15.0 if rank_part(spec, (0,) * spec.placement.ndim).role else 0.0
+    return _ROW_HEIGHT + role + _miniature_size(spec)[1]
 
 
-def _cell(spec: TensorSpec, held: RankPart, x: float, y: float) -> Sequence[Box | Words]:
-    width, height = _sides(spec)
+def _rank_shapes(
+    spec: TensorSpec, rank_part: RankPart, x: float, y: float
+) -> Sequence[Box | Words]:
+    width, height = _miniature_size(spec)
     dims = drawn_dims(spec)
-    across = spans(spec, held, dims[-1] if dims else None)
-    down = spans(spec, held, dims[0] if len(dims) == 2 else None)
-    at = y + 22
+    across = spans(spec, rank_part, dims[-1] if dims else None)
+    down = spans(spec, rank_part, dims[0] if len(dims) == 2 else None)
+    box_y = y + 22
     shapes: list[Box | Words] = [
-        Words(x, y + 14, f"rank {held.rank}", 12, bold=True),
-        Box(x, at, width, height, "empty", "line"),
+        Words(x, y + 14, f"rank {rank_part.rank}", 12, bold=True),
+        Box(x, box_y, width, height, "empty", "line"),
     ]
-    for (left, right), (top, bottom) in () if held.is_empty else itertools.product(across, down):
+    for (left, right), (top, bottom) in (
+        () if rank_part.is_empty else itertools.product(across, down)
+    ):
         part = (
             x + left * width,
-            at + top * height,
+            box_y + top * height,
             (right - left) * width,
             (bottom - top) * height,
         )
-        title = f"rank {held.rank} holds {held.region}, {bytes_text(held.nbytes)}"
-        shapes.append(Box(*part, colour(held.piece), "", held.is_addend, title))
-    size = min(11.0, 11.0 * (_CELL - 8) / max(1.0, len(held.region) * 6.2))
-    for text, ink in ((held.region, "ink"), (held.role, "ink"), (bytes_text(held.nbytes), "faint")):
+        title = f"rank {rank_part.rank} holds {rank_part.region}, {bytes_text(rank_part.nbytes)}"
+        shapes.append(Box(*part, colour(rank_part.piece), "", rank_part.is_addend, title))
+    size = min(11.0, 11.0 * (_CELL_WIDTH - 8) / max(1.0, len(rank_part.region) * 6.2))
+    for text, ink in (
+        (rank_part.region, "ink"),
+        (rank_part.role, "ink"),
+        (bytes_text(rank_part.nbytes), "faint"),
+    ):
         if text:
-            at += 15
-            shapes.append(Words(x, at + height, text, size if text is held.region else 11, ink))
+            box_y += 15
+            shapes.append(
+                Words(x, box_y + height, text, size if text is rank_part.region else 11, ink)
+            )
     return shapes

@@ -24,15 +24,15 @@ from ..drawing.pictures.colours import Style, paint
 from ..drawing.pictures.picture import wrapped
 from ..spec import Coordinate, TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import RankPart, drawn_dims, holding, sentences, shown, spans
+from .holdings import RankPart, drawn_dims, rank_part, sentences, shown_indices, spans
 
 WIDE, HIGH = 10, 4  # size of a miniature, in characters
 _GAP = 2
 _MOST_LINES = 4  # maximum lines of ranks in a block
 _MOST_BLOCKS = 3
-_LONGEST = 26  # maximum characters of a region
+_MAX_REGION = 26  # maximum characters of a region
 
-_Cell = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its style
+_RankText = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its style
 
 
 def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str:
@@ -42,9 +42,9 @@ def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str
     """
     out = _title(spec, width)
     fill = "█▒·" if blocks else "#/."
-    for block in _blocks(spec):
+    for block in _block_coordinates(spec):
         out += ["", *([block_name(spec, block)] if block else [])]
-        out += _block(spec, block, colour, width, fill)
+        out += _block_lines(spec, block, colour, width, fill)
     out += ["", *itertools.chain.from_iterable(wrapped(line, width) for line in sentences(spec))]
     return "\n".join(line.rstrip() for line in out)
 
@@ -83,7 +83,7 @@ def _title(spec: TensorSpec, width: int) -> list[str]:
     return [*wrapped(repr(spec), width), *wrapped(direction(spec), width)]
 
 
-def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
+def _block_coordinates(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
     """Yield the coordinates of each block of ranks, in the axes before the last two.
 
     ``(None,)`` stands for blocks that are left out, if there are many.
@@ -92,18 +92,18 @@ def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
     count = 1
     for n in outer:
         count *= n
-    for index in shown(count, _MOST_BLOCKS):
+    for index in shown_indices(count, _MOST_BLOCKS):
         if index is None:
             yield (None,)
             continue
-        at = []
+        coordinate = []
         for n in reversed(outer):
-            at.append(index % n)
+            coordinate.append(index % n)
             index //= n
-        yield tuple(reversed(at))
+        yield tuple(reversed(coordinate))
 
 
-def _block(
+def _block_lines(
     spec: TensorSpec, outer: Sequence[int | None], colour: bool, width: int, fill: str
 ) -> list[str]:
     """Return the text lines of the ranks whose coordinates begin with ``outer``.
@@ -117,24 +117,28 @@ def _block(
     if len(grid) == 1:
         return _lines_of_ranks(spec, grid[0], colour, width, fill)
     names = [axis_name(spec, len(base) + k) for k in range(2)]
-    rows = shown(grid[0], _MOST_LINES)
+    rows = shown_indices(grid[0], _MOST_LINES)
     margin = max(len(f"{names[0]} = {grid[0] - 1}"), 3) + _GAP
     cell = _cell_width(
-        spec, (holding(spec, (*base, i, grid[1] - 1)) for i in rows if i is not None)
+        spec, (rank_part(spec, (*base, i, grid[1] - 1)) for i in rows if i is not None)
     )
     cell = max(cell, len(f"{names[1]} = {grid[1] - 1}"))
-    columns = shown(grid[1], max(1, (width - margin) // (cell + _GAP)))
-    heads: list[_Cell] = [[("..." if j is None else f"{names[1]} = {j}", "bold")] for j in columns]
-    out = _joined("", heads, margin, cell, colour)
+    columns = shown_indices(grid[1], max(1, (width - margin) // (cell + _GAP)))
+    heads: list[_RankText] = [
+        [("..." if j is None else f"{names[1]} = {j}", "bold")] for j in columns
+    ]
+    out = _side_by_side("", heads, margin, cell, colour)
     for i in rows:
         if i is None:
             out += ["", "...", ""]
             continue
         cells = [
-            [("...", "dim")] if j is None else _cell(spec, holding(spec, (*base, i, j)), fill)
+            [("...", "dim")]
+            if j is None
+            else _rank_text(spec, rank_part(spec, (*base, i, j)), fill)
             for j in columns
         ]
-        out += [*_joined(f"{names[0]} = {i}", cells, margin, cell, colour), ""]
+        out += [*_side_by_side(f"{names[0]} = {i}", cells, margin, cell, colour), ""]
     return out[:-1]
 
 
@@ -143,41 +147,41 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
 
     As many ranks are side by side as fit in ``width``.
     """
-    cell = _cell_width(spec, (holding(spec, (k,)) for k in (0, n - 1)))
-    each = max(1, (width + _GAP) // (cell + _GAP))
+    cell = _cell_width(spec, (rank_part(spec, (k,)) for k in (0, n - 1)))
+    per_line = max(1, (width + _GAP) // (cell + _GAP))
     cells = [
-        [("...", "dim")] if k is None else _cell(spec, holding(spec, (k,)), fill)
-        for k in shown(n, each * _MOST_LINES)
+        [("...", "dim")] if k is None else _rank_text(spec, rank_part(spec, (k,)), fill)
+        for k in shown_indices(n, per_line * _MOST_LINES)
     ]
     out: list[str] = []
-    for start in range(0, len(cells), each):
-        out += [*_joined("", cells[start : start + each], 0, cell, colour), ""]
+    for start in range(0, len(cells), per_line):
+        out += [*_side_by_side("", cells[start : start + per_line], 0, cell, colour), ""]
     return out[:-1]
 
 
-def _cell_width(spec: TensorSpec, some: Iterator[RankPart]) -> int:
+def _cell_width(spec: TensorSpec, parts: Iterator[RankPart]) -> int:
     """Return the width, in characters, of the text of one rank.
 
-    ``some`` are the parts of the ranks whose regions have the most digits.
+    ``parts`` are those of the ranks whose regions have the most digits.
     """
-    longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
+    longest = [min(_MAX_REGION, max(len(h.region), len(h.role))) for h in parts]
     return max([WIDE, *longest])
 
 
-def _cell(spec: TensorSpec, held: RankPart, fill: str) -> _Cell:
+def _rank_text(spec: TensorSpec, rank_part: RankPart, fill: str) -> _RankText:
     """Return the text of one rank, line by line.
 
     It has the rank's number, its small picture of the tensor, its region and bytes. ``fill`` has
     the three characters of ``small``.
     """
-    style = held.piece
-    drawn: _Cell = [(row, style) for row in small(spec, held, fill)]
-    words = [held.region, held.role, bytes_text(held.nbytes)]
-    below: _Cell = [(text, None) for text in words if text]
-    return [(f"rank {held.rank}", "bold"), *drawn, *below]
+    style = rank_part.piece
+    picture: _RankText = [(row, style) for row in miniature(spec, rank_part, fill)]
+    texts = [rank_part.region, rank_part.role, bytes_text(rank_part.nbytes)]
+    below: _RankText = [(text, None) for text in texts if text]
+    return [(f"rank {rank_part.rank}", "bold"), *picture, *below]
 
 
-def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
+def miniature(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
     """Return a picture of the tensor of a few characters, with the part ``held`` by a rank filled.
 
     The result has a string for each line. ``fill`` has three characters: for held elements, for
@@ -189,15 +193,15 @@ def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
     full, addend, rest = fill
     mark = rest if held.is_empty else addend if held.is_addend else full
     high = HIGH if down is not None else 1
-    rows = {i for run in spans(spec, held, down) for i in _covered(*run, high)}
-    columns = {j for run in spans(spec, held, across) for j in _covered(*run, WIDE)}
+    rows = {i for run in spans(spec, held, down) for i in _covered_indices(*run, high)}
+    columns = {j for run in spans(spec, held, across) for j in _covered_indices(*run, WIDE)}
     return [
         "".join(mark if i in rows and j in columns else rest for j in range(WIDE))
         for i in range(high)
     ]
 
 
-def _covered(begin: float, end: float, count: int) -> range:
+def _covered_indices(begin: float, end: float, count: int) -> range:
     """Return the indices of the characters that show the part [begin, end) of a line.
 
     The line has ``count`` characters. ``begin`` and ``end`` are fractions from 0 to 1; the result
@@ -208,7 +212,9 @@ def _covered(begin: float, end: float, count: int) -> range:
     return range(min(first, count - 1), last)
 
 
-def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: bool) -> list[str]:
+def _side_by_side(
+    name: str, cells: Sequence[_RankText], margin: int, cell: int, colour: bool
+) -> list[str]:
     """Return the texts of several ranks side by side, line by line.
 
     Args:
@@ -220,8 +226,8 @@ def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: b
     lines = []
     for i in range(max(map(len, cells))):
         parts = [paint((name if i == 0 else "").ljust(margin), "bold", colour)]
-        for each in cells:
-            text, style = each[i] if i < len(each) else ("", None)
+        for rank_lines in cells:
+            text, style = rank_lines[i] if i < len(rank_lines) else ("", None)
             text = text if len(text) <= cell else text[: cell - 3] + "..."
             parts.append(paint(text, style, colour) + " " * (cell + _GAP - len(text)))
         lines.append("".join(parts))

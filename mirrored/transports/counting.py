@@ -67,8 +67,8 @@ class Counting(Wrapper):
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Record what this rank sends in a call of the method ``name``, and make the call."""
-        if name in COUNTED:
-            call = call_of(self.rank, given_to(name, args, kwargs), name)
+        if name in BYTE_COUNTERS:
+            call = record_of(self.rank, arguments_by_name(name, args, kwargs), name)
             if len(call.ranks) > 1:
                 self.calls.append(call)
         return super().pass_on(name, *args, **kwargs)
@@ -76,36 +76,36 @@ class Counting(Wrapper):
 
 # ---- bytes that a rank sends, from its rank and the arguments of the method by name --------------
 
-_Sent = Callable[[int, dict[str, Any]], int]
+_ByteCounter = Callable[[int, dict[str, Any]], int]
 
 
-def _in_a_ring(rank: int, given: dict[str, Any]) -> int:
-    n = len(given["ranks"])
-    return -(-2 * (n - 1) * given["x"].nbytes // n)
+def _ring_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    n = len(arguments["ranks"])
+    return -(-2 * (n - 1) * arguments["x"].nbytes // n)
 
 
-def _to_all_others(rank: int, given: dict[str, Any]) -> int:
-    return given["x"].nbytes * (len(given["ranks"]) - 1)
+def _all_gather_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return arguments["x"].nbytes * (len(arguments["ranks"]) - 1)
 
 
-def _from_the_source(rank: int, given: dict[str, Any]) -> int:
-    return _to_all_others(rank, given) if rank == given["source"] else 0
+def _broadcast_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return _all_gather_bytes(rank, arguments) if rank == arguments["source"] else 0
 
 
-def _pieces_for_others(rank: int, given: dict[str, Any]) -> int:
-    pieces = zip(given["pieces"], given["ranks"], strict=True)
+def _all_to_all_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    pieces = zip(arguments["pieces"], arguments["ranks"], strict=True)
     return sum(x.nbytes for x, to in pieces if to != rank)
 
 
-def _messages_to_others(rank: int, given: dict[str, Any]) -> int:
-    return sum(x.nbytes for to, x in given["sends"] if to != rank)
+def _exchange_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return sum(x.nbytes for to, x in arguments["sends"] if to != rank)
 
 
-def _all_of_it(rank: int, given: dict[str, Any]) -> int:
-    return given["x"].nbytes
+def _send_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return arguments["x"].nbytes
 
 
-def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
+def _split_bytes(dim_name: str, sizes_name: str) -> _ByteCounter:
     """Return a function that counts the bytes that a rank sends when ``x`` is cut for all ranks.
 
     These are the bytes of ``x`` without this rank's own part.
@@ -115,63 +115,67 @@ def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
         sizes_name: the argument with the sizes of the parts.
     """
 
-    def sent(rank: int, given: dict[str, Any]) -> int:
-        x: Tensor = given["x"]
-        size = x.shape[given[dim_name]]
-        own = given[sizes_name][given["ranks"].index(rank)] if rank in given["ranks"] else 0
-        return x.nbytes // max(size, 1) * (size - own)
+    def count_bytes(rank: int, arguments: dict[str, Any]) -> int:
+        x: Tensor = arguments["x"]
+        size = x.shape[arguments[dim_name]]
+        own_size = (
+            arguments[sizes_name][arguments["ranks"].index(rank)]
+            if rank in arguments["ranks"]
+            else 0
+        )
+        return x.nbytes // max(size, 1) * (size - own_size)
 
-    return sent
+    return count_bytes
 
 
-def _parts_of_several(rank: int, given: dict[str, Any]) -> int:
-    sent = _parts_for_others("dim", "sizes")
-    each = zip(given["xs"], given["dims"], given["sizes"], strict=True)
+def _split_several_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    count_bytes = _split_bytes("dim", "sizes")
+    tensors = zip(arguments["xs"], arguments["dims"], arguments["sizes"], strict=True)
     return sum(
-        sent(rank, {"x": x, "dim": dim, "sizes": sizes, "ranks": given["ranks"]})
-        for x, dim, sizes in each
+        count_bytes(rank, {"x": x, "dim": dim, "sizes": sizes, "ranks": arguments["ranks"]})
+        for x, dim, sizes in tensors
     )
 
 
-def _several_to_all_others(rank: int, given: dict[str, Any]) -> int:
-    return sum(x.nbytes for x in given["xs"]) * (len(given["ranks"]) - 1)
+def _gather_several_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return sum(x.nbytes for x in arguments["xs"]) * (len(arguments["ranks"]) - 1)
 
 
-def _note(rank: int, given: dict[str, Any]) -> int:
-    return len(given["note"]) * (len(given["ranks"]) - 1)  # headers and flags do not count
+def _note_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return len(arguments["note"]) * (len(arguments["ranks"]) - 1)  # headers and flags do not count
 
 
-def _pickled(rank: int, given: dict[str, Any]) -> int:
-    return len(pickle.dumps(given["obj"])) * (len(given["ranks"]) - 1)
+def _object_bytes(rank: int, arguments: dict[str, Any]) -> int:
+    return len(pickle.dumps(arguments["obj"])) * (len(arguments["ranks"]) - 1)
 
 
 # Method -> the name under which it counts, and the function that returns its bytes.
-COUNTED: dict[str, tuple[str, _Sent]] = {
-    "all_reduce": ("all_reduce", _in_a_ring),
-    "all_reduce_with_notes": ("all_reduce", _in_a_ring),
-    "all_reduce_async": ("all_reduce", _in_a_ring),
-    "all_gather": ("all_gather", _to_all_others),
-    "all_gather_into_tensor": ("all_gather", _to_all_others),
-    "peers": ("all_gather", _to_all_others),
-    "all_to_all": ("all_to_all", _pieces_for_others),
-    "all_gather_several": ("all_gather", _several_to_all_others),
-    "reduce_scatter_several": ("all_to_all", _parts_of_several),
-    "start_all_gather_several": ("all_gather", _several_to_all_others),
-    "start_reduce_scatter_several": ("all_to_all", _parts_of_several),
-    "start_all_to_all": ("all_to_all", _pieces_for_others),
-    "all_to_all_single": ("all_to_all", _parts_for_others("split_dim", "split_sizes")),
-    "reduce_scatter": ("all_to_all", _parts_for_others("dim", "sizes")),
-    "addends": ("all_to_all", _parts_for_others("dim", "sizes")),
-    "broadcast": ("broadcast", _from_the_source),
-    "exchange": ("exchange", _messages_to_others),
-    "send": ("send", _all_of_it),
-    "gather_objects": ("gather_objects", _pickled),
-    "gather_notes": ("gather_objects", _note),
+BYTE_COUNTERS: dict[str, tuple[str, _ByteCounter]] = {
+    "all_reduce": ("all_reduce", _ring_bytes),
+    "all_reduce_with_notes": ("all_reduce", _ring_bytes),
+    "all_reduce_async": ("all_reduce", _ring_bytes),
+    "all_gather": ("all_gather", _all_gather_bytes),
+    "all_gather_into_tensor": ("all_gather", _all_gather_bytes),
+    "peers": ("all_gather", _all_gather_bytes),
+    "all_to_all": ("all_to_all", _all_to_all_bytes),
+    "all_gather_several": ("all_gather", _gather_several_bytes),
+    "reduce_scatter_several": ("all_to_all", _split_several_bytes),
+    "start_all_gather_several": ("all_gather", _gather_several_bytes),
+    "start_reduce_scatter_several": ("all_to_all", _split_several_bytes),
+    "start_all_to_all": ("all_to_all", _all_to_all_bytes),
+    "all_to_all_single": ("all_to_all", _split_bytes("split_dim", "split_sizes")),
+    "reduce_scatter": ("all_to_all", _split_bytes("dim", "sizes")),
+    "addends": ("all_to_all", _split_bytes("dim", "sizes")),
+    "broadcast": ("broadcast", _broadcast_bytes),
+    "exchange": ("exchange", _exchange_bytes),
+    "send": ("send", _send_bytes),
+    "gather_objects": ("gather_objects", _object_bytes),
+    "gather_notes": ("gather_objects", _note_bytes),
 }
-_SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}
+_SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in BYTE_COUNTERS}
 
 
-def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of the transport's method ``name``, by parameter name.
 
     Parameters that the caller left to their defaults are not included.
@@ -179,18 +183,18 @@ def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
 
 
-def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
-    """Return the record of a call of the method ``name`` with the arguments ``given``.
+def record_of(rank: int, arguments: dict[str, Any], name: str) -> Call:
+    """Return the record of a call of the method ``name`` with ``arguments``.
 
-    ``rank`` is the calling rank. ``given`` maps parameter names to arguments, as ``given_to``
-    returns them.
+    ``rank`` is the calling rank. ``arguments`` maps parameter names to arguments, as
+    ``arguments_by_name`` returns them.
     """
     # `send` has no `ranks`, only the receiver.
-    ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
-    counted_as, sent = COUNTED[name]
+    ranks = tuple(arguments["ranks"]) if "ranks" in arguments else (rank, arguments["to"])
+    counted_as, count_bytes = BYTE_COUNTERS[name]
     waits = not (name.startswith("start_") or name.endswith("_async"))
-    nbytes = sent(rank, given) if len(ranks) > 1 else 0
-    return Call(counted_as, nbytes, ranks, waits, len(given.get("xs", (None,))))
+    nbytes = count_bytes(rank, arguments) if len(ranks) > 1 else 0
+    return Call(counted_as, nbytes, ranks, waits, len(arguments.get("xs", (None,))))
 
 
 @contextmanager

@@ -45,19 +45,19 @@ def _make_default() -> Transport:
     return _default
 
 
-def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
+def wrap_current(wrap: Callable[[Transport], Transport]) -> Transport:
     """Wrap the current transport by ``wrap(transport)``, make the result current, and return it.
 
     If no ``use`` is active in this thread, the process-wide default is replaced, for all threads
     that use it.
     """
     global _default
-    made = wrap(current())
+    wrapper = wrap(current())
     if _thread.override is not None:
-        _thread.override = made
+        _thread.override = wrapper
     else:
-        _default = made
-    return made
+        _default = wrapper
+    return wrapper
 
 
 @contextmanager

@@ -18,14 +18,14 @@ import torch
 from . import _C  # pyright: ignore[reportAttributeAccessIssue]
 
 # Texts of out-of-memory errors of torch, oneDNN and the C++ standard library.
-_NO_MEMORY = (
+_OUT_OF_MEMORY_TEXTS = (
     *("t allocate memory", "Cannot allocate memory", "not enough memory", "bad_alloc"),
     "can't start new thread",
 )
-_COUNTED = "_counted_as_a_lack"  # attribute of an error that has been counted
-_COUNTS = "_counts_lacks"  # attribute of a function that counts already
+_COUNTED_ATTRIBUTE = "_counted_as_a_lack"  # attribute of an error that has been counted
+_COUNTS_ATTRIBUTE = "_counts_lacks"  # attribute of a function that counts already
 
-_MOVES = (
+_COMMUNICATION_METHODS = (
     *("all_reduce", "all_reduce_async", "all_gather", "all_to_all", "broadcast", "exchange"),
     *("send", "receive", "gather_objects", "gather_notes"),
     *("all_gather_into_tensor", "reduce_scatter", "all_to_all_single"),
@@ -38,7 +38,7 @@ C = TypeVar("C", bound=type)
 
 
 count_failures = _C.count_failures
-_together = ""
+_last_shared_text = ""
 
 
 def raised_together(text: str) -> str:
@@ -47,8 +47,8 @@ def raised_together(text: str) -> str:
     Such an error is not counted as a failure of this rank, because all ranks of the group are
     still at the same step of the program.
     """
-    global _together
-    _together = text
+    global _last_shared_text
+    _last_shared_text = text
     return text
 
 
@@ -57,23 +57,23 @@ def is_shared(error: BaseException) -> bool:
 
     It is compared by its text with that of the last ``raised_together``.
     """
-    return bool(_together) and str(error) == _together  # a MemoryError has no text
+    return bool(_last_shared_text) and str(error) == _last_shared_text  # a MemoryError has no text
 
 
-def add(number: int = 1) -> None:
+def add_failures(number: int = 1) -> None:
     """Add ``number`` to this process's count of failures, which its messages contain."""
     _C.add_failures(number)
 
 
-def forget() -> None:
+def reset_failures() -> None:
     """Reset this process's count of failures to 0.
 
     It is called when a new process group begins, whose ranks are all at the same step.
     """
-    add(-count_failures())
+    add_failures(-count_failures())
 
 
-def is_lack(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error`` is an out-of-memory error that other ranks may not have.
 
     An error that was raised while such an error was handled counts too. An error that all members
@@ -81,31 +81,31 @@ def is_lack(error: BaseException) -> bool:
     """
     if is_shared(error):
         return False
-    if error.__context__ is not None and is_lack(error.__context__):
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(
-            words in str(error) for words in _NO_MEMORY
+            words in str(error) for words in _OUT_OF_MEMORY_TEXTS
         )
     return isinstance(error, MemoryError)
 
 
-def count_lack(error: BaseException) -> None:
+def count_out_of_memory(error: BaseException) -> None:
     """Count ``error`` once if it is an out-of-memory error of this rank alone.
 
     It is called with every error that ends an op, a collective or a compiled step. The rank may
     have been in the middle of an operation of several ranks, and if its program continues it is at
     another step from then on.
     """
-    if is_lack(error) and not getattr(error, _COUNTED, False):
+    if is_out_of_memory(error) and not getattr(error, _COUNTED_ATTRIBUTE, False):
         # The same error passes through several decorated functions on its way up.
-        setattr(error, _COUNTED, True)
-        add()
+        setattr(error, _COUNTED_ATTRIBUTE, True)
+        add_failures()
 
 
-def counts_lacks(function: F) -> F:
+def counts_out_of_memory(function: F) -> F:
     """Decorator of a collective operation: an out-of-memory error in it is counted as a failure.
 
     The error is raised as usual.
@@ -116,22 +116,22 @@ def counts_lacks(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            count_lack(error)
+            count_out_of_memory(error)
             raise
 
-    setattr(counting, _COUNTS, True)
+    setattr(counting, _COUNTS_ATTRIBUTE, True)
     return counting  # type: ignore[return-value]
 
 
-def moves_count_lacks(transport: C) -> C:
-    """Class decorator of a transport: applies ``counts_lacks`` to its communication methods.
+def methods_count_out_of_memory(transport: C) -> C:
+    """Class decorator of a transport: ``counts_out_of_memory`` for its communication methods.
 
     Methods inherited from a class that is decorated already are left as they are.
     """
-    for name in _MOVES:
-        move = getattr(transport, name)
-        if not hasattr(move, _COUNTS):
-            setattr(transport, name, counts_lacks(move))
+    for name in _COMMUNICATION_METHODS:
+        method = getattr(transport, name)
+        if not hasattr(method, _COUNTS_ATTRIBUTE):
+            setattr(transport, name, counts_out_of_memory(method))
     return transport
 
 
@@ -140,5 +140,5 @@ def count_failure(error: Exception) -> None:
 
     Nothing is added if ``error`` was counted before, or if all members of its group raise it.
     """
-    if not is_shared(error) and not getattr(error, _COUNTED, False):
-        add()
+    if not is_shared(error) and not getattr(error, _COUNTED_ATTRIBUTE, False):
+        add_failures()

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Done, Handle, Ranks, outline
+from ..comm import CompletedHandle, Handle, Ranks, placeholder_like
 from ..reduction import ordered_reduce
 from .base.checked import CheckedTransport
 from .default import use
-from .faults.place import place_of
+from .faults.place import describe_place
 
 
 class RankAborted(RuntimeError):
@@ -63,11 +63,11 @@ class InProcessState:
         another name, because then the ranks make different calls.
         """
         with self.lock:
-            sent, message = self._next(self.queues[source, to], source, to, what)
-        if sent != what:
+            sent_call, message = self._take_message(self.queues[source, to], source, to, what)
+        if sent_call != what:
             raise RuntimeError(
-                f"rank {to} calls {what} while rank {source} calls {sent}.\n"
-                f"{self._places()}"
+                f"rank {to} calls {what} while rank {source} calls {sent_call}.\n"
+                f"{self._rank_lines()}"
                 "  Ranks of one group must make the same calls in the same order.\n"
                 "  Look for a branch that only some of the ranks take."
             )
@@ -82,13 +82,13 @@ class InProcessState:
         """Wait for and return the next message that ``source`` posts to ``to`` under ``label``."""
         with self.lock:
             queue = self.labelled.setdefault((source, to, label), deque())
-            message = self._next(queue, source, to, label)
+            message = self._take_message(queue, source, to, label)
             if not queue:
                 # Empty queues of labels that are not used again would pile up.
                 del self.labelled[source, to, label]
         return message
 
-    def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
+    def _take_message(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
         """Wait for a message in ``queue``, take it out and return it; the caller holds the lock.
 
         ``source``, ``to`` and ``what`` (a call or a label) describe the wait for error messages.
@@ -109,24 +109,24 @@ class InProcessState:
         Each rank calls it before it waits, with the lock held.
         """
         # A rank in `waiting` whose queue is not empty was notified and will run on.
-        stuck = {to for to, (_, _, queue) in self.waiting.items() if not queue}
-        if len(stuck | self.finished) < self.size:
+        stuck_ranks = {to for to, (_, _, queue) in self.waiting.items() if not queue}
+        if len(stuck_ranks | self.finished) < self.size:
             return
         raise RuntimeError(
             "simulated ranks wait for messages that nobody will send.\n"
-            f"{self._places()}"
+            f"{self._rank_lines()}"
             "  Let every rank of a group make the same calls in the same order."
         )
 
-    def _places(self) -> str:
+    def _rank_lines(self) -> str:
         """Return lines of an error message, one for each rank, that say where each rank is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
-            said = "has returned" if rank in self.finished else place_of(thread)
+            status = "has returned" if rank in self.finished else describe_place(thread)
             if rank in self.waiting:
                 source, what, _ = self.waiting[rank]
-                said = f"waits for rank {source} in {what}: {said}"
-            lines.append(f"    rank {rank}: {said}\n")
+                status = f"waits for rank {source} in {what}: {status}"
+            lines.append(f"    rank {rank}: {status}\n")
         return "".join(lines)
 
     def fail(self, error: BaseException) -> None:
@@ -142,8 +142,8 @@ class InProcessState:
 
     def _wake_all(self) -> None:
         """Wake every waiting rank to check for a failure. Called with the lock held."""
-        for arrived in self.arrived:
-            arrived.notify_all()
+        for condition in self.arrived:
+            condition.notify_all()
 
 
 class InProcess(CheckedTransport):
@@ -164,7 +164,7 @@ class InProcess(CheckedTransport):
     def size(self) -> int:
         return self.world.size
 
-    def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
+    def _swap_messages(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
         """Send ``messages[k]`` to ``ranks[k]``, and return what each of ``ranks`` sent here.
 
         ``what`` is the name of the collective; a message of another one raises RuntimeError.
@@ -177,20 +177,22 @@ class InProcess(CheckedTransport):
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
         # All receivers may share one copy, since they only read it.
         what = f"all_reduce({op}) of {tuple(x.shape)}"
-        pieces = self._round(what, ranks, [x.clone()] * len(ranks))
-        return Done(ordered_reduce(pieces, op))
+        pieces = self._swap_messages(what, ranks, [x.clone()] * len(ranks))
+        return CompletedHandle(ordered_reduce(pieces, op))
 
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None:
-        pieces = self._round("all_gather", ranks, [x.clone()] * len(ranks))
-        _fill(out, pieces)
+        pieces = self._swap_messages("all_gather", ranks, [x.clone()] * len(ranks))
+        _copy_pieces(out, pieces)
 
     def _all_to_all(self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
-        _fill(out, self._round("all_to_all", ranks, [piece.clone() for piece in pieces]))
+        _copy_pieces(
+            out, self._swap_messages("all_to_all", ranks, [piece.clone() for piece in pieces])
+        )
 
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        mine = x.clone() if source == self._rank else None
-        pieces = self._round(f"broadcast from {source}", ranks, [mine] * len(ranks))
-        _fill([x], [pieces[ranks.index(source)]])
+        own_message = x.clone() if source == self._rank else None
+        pieces = self._swap_messages(f"broadcast from {source}", ranks, [own_message] * len(ranks))
+        _copy_pieces([x], [pieces[ranks.index(source)]])
 
     def _exchange(
         self,
@@ -203,21 +205,21 @@ class InProcess(CheckedTransport):
         for to, x in sends:
             self.world.send(self._rank, to, "exchange", x.clone())
         for source, x in out:
-            _fill([x], [self.world.receive(source, self._rank, "exchange")])
+            _copy_pieces([x], [self.world.receive(source, self._rank, "exchange")])
 
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
         # A copy, since the caller may overwrite `x` once this has returned.
         self.world.post(self._rank, to, label, x.clone())
-        return Done(outline(x))
+        return CompletedHandle(placeholder_like(x))
 
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
-        return _Receiving(self, out, source, label)
+        return _ReceiveHandle(self, out, source, label)
 
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        return self._round("gather_objects", ranks, [copy.deepcopy(obj) for _ in ranks])
+        return self._swap_messages("gather_objects", ranks, [copy.deepcopy(obj) for _ in ranks])
 
 
-class _Receiving:
+class _ReceiveHandle:
     """Handle of a message from ``source`` under ``label``; ``wait()`` fills and returns ``out``."""
 
     def __init__(self, transport: InProcess, out: Tensor, source: int, label: str) -> None:
@@ -225,11 +227,11 @@ class _Receiving:
 
     def wait(self) -> Tensor:
         rank = self.transport.rank
-        _fill([self.out], [self.transport.world.fetch(self.source, rank, self.label)])
+        _copy_pieces([self.out], [self.transport.world.fetch(self.source, rank, self.label)])
         return self.out
 
 
-def _fill(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+def _copy_pieces(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
     for x, piece in zip(out, pieces, strict=True):
         if x.shape != piece.shape or x.dtype != piece.dtype:
             raise RuntimeError(

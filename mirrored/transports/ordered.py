@@ -19,7 +19,7 @@ import torch
 from ..comm import Transport
 from .base.wrapper import Wrapper
 from .default import use
-from .faults.turns import help_out
+from .faults.turns import allow_this_thread
 from .side_stream import callers_stream
 
 T = TypeVar("T")
@@ -39,52 +39,52 @@ class Ordered(Wrapper):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._start()
-        _all.add(self)
+        self._start_pool()
+        _instances.add(self)
 
-    def _start(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "mirrored-ordered", initializer=self._begin)
-        self._thread = 0
+    def _start_pool(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "mirrored-ordered", initializer=self._init_thread)
+        self._thread_ident = 0
         # Weak, so that a result is not kept alive; the pool holds a call that has not ended.
-        self._last: Callable[[], Future | None] = _none
+        self._last_future: Callable[[], Future | None] = _no_future
 
-    def _begin(self) -> None:
-        self._thread = threading.get_ident()
-        help_out()
+    def _init_thread(self) -> None:
+        self._thread_ident = threading.get_ident()
+        allow_this_thread()
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Queue ``function(*args)`` behind all calls submitted before, and return its future."""
-        made = self._pool.submit(self._call, callers_stream(), function, args)
-        self._last = weakref.ref(made)
-        return made
+        future = self._pool.submit(self._run_call, callers_stream(), function, args)
+        self._last_future = weakref.ref(future)
+        return future
 
-    def _call(
+    def _run_call(
         self, stream: AbstractContextManager[Any], function: Callable[..., T], args: tuple
     ) -> T:
         with use(self.inner), torch.no_grad(), stream:
             return function(*args)
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        last = self._last()
+        last_call = self._last_future()
         # Not in the thread itself, where a call would wait for itself.
-        if last is not None and threading.get_ident() != self._thread:
-            self._last = _none
-            last.exception()  # waits; an error is raised where the result is asked for
+        if last_call is not None and threading.get_ident() != self._thread_ident:
+            self._last_future = _no_future
+            last_call.exception()  # waits; an error is raised where the result is asked for
         return super().pass_on(name, *args, **kwargs)
 
 
-def _none() -> None:
+def _no_future() -> None:
     return None
 
 
-_all: weakref.WeakSet[Ordered] = weakref.WeakSet()
+_instances: weakref.WeakSet[Ordered] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _restart_pools() -> None:
     """Give all wrappers new thread pools in a forked child, which lacks its parent's threads."""
-    for each in _all:
-        each._start()
+    for wrapper in _instances:
+        wrapper._start_pool()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_restart_pools)

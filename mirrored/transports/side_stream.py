@@ -36,7 +36,7 @@ def callers_stream() -> AbstractContextManager[Any]:
     return cuda.stream(cuda.current_stream(None))
 
 
-class Beside:
+class SideStreamMessage:
     """One message that runs on a side stream of ``device``, in parallel with computation.
 
     Create it on the program's stream when the tensors to send are ready there: it records an event
@@ -45,12 +45,12 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._ready = cuda.current_stream(device).record_event()
-        self._done: Any = None
+        self._ready_event = cuda.current_stream(device).record_event()
+        self._done_event: Any = None
 
     @classmethod
-    def of(cls, xs: Sequence[Tensor]) -> Beside | None:
-        """Return a ``Beside`` for the GPU that ``xs`` are on; None if no tensor is on a GPU."""
+    def for_tensors(cls, xs: Sequence[Tensor]) -> SideStreamMessage | None:
+        """Return an object for a message from the GPU of ``xs``; None if none is on a GPU."""
         device = next((x.device for x in xs if x.device.type == "cuda"), None)
         return None if device is None else cls(device)
 
@@ -65,24 +65,24 @@ class Beside:
                 # ranks waiting.
                 _streams[self._device] = cuda.Stream(self._device, priority=-1)
             side = _streams[self._device]
-            side.wait_event(self._ready)
+            side.wait_event(self._ready_event)
             with cuda.stream(side):
-                made = send(xs)
+                results = send(xs)
             for x in xs:
                 # Else the allocator could reuse the memory of x while the side stream still reads
                 # it.
                 x.record_stream(side)
-            self._done = side.record_event()
-        return made
+            self._done_event = side.record_event()
+        return results
 
     def join(self, made: Sequence[Tensor] = ()) -> None:
         """Let the program's stream wait for the message; it may then read ``made``.
 
         Call it once ``run`` has returned.
         """
-        if self._done is None:  # `run` failed; the error is raised where its result is asked for
+        if self._done_event is None:  # `run` failed; its result raises the error
             return
-        now = cuda.current_stream(self._device)
-        now.wait_event(self._done)
+        current_stream = cuda.current_stream(self._device)
+        current_stream.wait_event(self._done_event)
         for x in made:
-            x.record_stream(now)
+            x.record_stream(current_stream)

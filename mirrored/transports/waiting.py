@@ -11,13 +11,13 @@ from typing import Any
 from ..comm import Handle, Transport
 from .base.wrapper import Wrapper
 
-_BEGUN = (  # methods that start an operation and return a handle
+_STARTING_METHODS = (  # methods that start an operation and return a handle
     "all_reduce_async", "send", "receive", "start_all_gather_several",
     "start_reduce_scatter_several", "start_all_to_all",
 )  # fmt: skip
 
 
-class Waiting(Wrapper):
+class TimedTransport(Wrapper):
     """Wrapper that times every call and passes it on to ``inner``.
 
     Attributes:
@@ -33,17 +33,17 @@ class Waiting(Wrapper):
         """Call the method ``name`` of ``inner``, and add its duration to ``seconds``."""
         begin = time.perf_counter()
         try:
-            found = super().pass_on(name, *args, **kwargs)
+            result = super().pass_on(name, *args, **kwargs)
         finally:
             self.seconds += time.perf_counter() - begin
-        return _Timed(found, self) if name in _BEGUN else found
+        return _TimedHandle(result, self) if name in _STARTING_METHODS else result
 
 
-class _Timed:
-    """Handle that adds the time spent in ``wait()`` to ``kept.seconds``."""
+class _TimedHandle:
+    """Handle that adds the time spent in ``wait()`` to ``timer.seconds``."""
 
-    def __init__(self, handle: Handle, kept: Waiting) -> None:
-        self._handle, self._kept = handle, kept
+    def __init__(self, handle: Handle, timer: TimedTransport) -> None:
+        self._handle, self._timer = handle, timer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle, name)
@@ -53,4 +53,4 @@ class _Timed:
         try:
             return self._handle.wait()
         finally:
-            self._kept.seconds += time.perf_counter() - begin
+            self._timer.seconds += time.perf_counter() - begin

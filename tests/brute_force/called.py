@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from consistent.dispatch.planning.functions.torch_functions import TorchFunction, resolve
-from consistent.rules import Call, Operand, Out, Row, Signature, find
-from consistent.spec import B, Placement, TensorSpec, may_be
+from consistent.rules import Call, Operand, Out, Row, Signature, find_row
+from consistent.spec import B, Placement, TensorSpec, fits_dtype
 from tests.reference import Tensors
 
 Grid = int | tuple[int, ...]
@@ -28,7 +28,7 @@ class Called:
         assert self.known.kind == "op", (
             f"{self.known.name} is a Python function: give the builtin in it"
         )
-        row = find(self.known.name)
+        row = find_row(self.known.name)
         assert row is not None, f"{self.known.name} has no row"
         self.row: Row = row
         self.args, self.kwargs = args, kwargs
@@ -68,7 +68,7 @@ class Called:
         self.call.axis = axis
         options = self.row.signatures(self.call, self.shape[axis])
         dtypes = [o.spec.dtype for o in self.call.operands] + [o.dtype for o in self.call.outs]
-        options = [s for s in options if all(map(may_be, s.ins + s.outs, dtypes))]
+        options = [s for s in options if all(map(fits_dtype, s.ins + s.outs, dtypes))]
         if self.known.inplace:
             options = [s for s in options if s.ins[0] is s.outs[0]]
         return list(dict.fromkeys(options))

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from consistent.rules import DoesNotFit, Signature
-from consistent.spec import is_one_way
+from consistent.spec import has_one_partial_kind
 from tests.brute_force.expected import Expected
 from tests.ranks import ALL
 
@@ -30,7 +30,7 @@ def combinations(op: Expected, seen: set[Any] | None = None) -> list[Chosen]:
         for chosen in itertools.product(*by_axis)
         if len({s.form for s in chosen if s.form is not None}) <= 1
         and all(
-            is_one_way(entries)
+            has_one_partial_kind(entries)
             for sides in ([s.ins for s in chosen], [s.outs for s in chosen])
             for entries in zip(*sides, strict=True)
         )

@@ -85,7 +85,7 @@ class Expected(Called):
         probes = [t.detach().clone() for t in self.tensors]
         args, kwargs = replaced(self.args, self.kwargs, probes)
         versions = [t._version for t in probes]
-        with torch.no_grad(), generator.separate(RANDOM):
+        with torch.no_grad(), generator.separate_state(RANDOM):
             self.expected = self.results(run(*args, **kwargs), probes)
         pairs = enumerate(zip(probes, versions, strict=True))
         self.written = [i for i, (t, version) in pairs if t._version != version]
@@ -100,7 +100,7 @@ class Expected(Called):
     def _differentiate(self, run: Callable[..., Any]) -> None:
         leaves, given = self.track([t.clone() for t in self.tensors])
         args, kwargs = replaced(self.args, self.kwargs, given)
-        with generator.separate(RANDOM):
+        with generator.separate_state(RANDOM):
             outs = self.results(run(*args, **kwargs), given)
         self.differentiable = [i for i, t in enumerate(outs) if t.requires_grad]
         self.cotangents = [_normal(outs[i], self.random) for i in self.differentiable]

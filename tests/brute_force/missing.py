@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from consistent.rules import Signature
-from consistent.spec import EXTREMES, B, P, S, Sbp, TensorSpec, may_be
+from consistent.spec import EXTREMES, B, P, S, Sbp, TensorSpec, fits_dtype
 from tests.brute_force.expected import Expected
 from tests.reference import Tensors, assert_close, join
 
@@ -52,5 +52,5 @@ def _holds(op: Expected, results: list[Tensors], outs: tuple[Sbp, ...]) -> bool:
 
 def _entries(x: torch.Tensor) -> Iterator[Sbp]:
     yield B
-    yield from (kind for kind in (P, *EXTREMES) if may_be(kind, x.dtype))
+    yield from (kind for kind in (P, *EXTREMES) if fits_dtype(kind, x.dtype))
     yield from (S(d) for d in range(x.ndim))

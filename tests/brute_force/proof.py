@@ -224,7 +224,7 @@ class Proof:
         """(outputs, operands that were written to, gradients) on a rank."""
         op = self.op
         leaves, given = op.track([s[rank].clone() for s in self.shards])
-        with generator.separate(RANDOM):
+        with generator.separate_state(RANDOM):
             result = self._call(rank, given)
         found = op.results(result, given)
         try:

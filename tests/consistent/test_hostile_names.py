@@ -23,9 +23,9 @@ import consistent
 from consistent import B, S
 from consistent.auto.machines.known import KNOWN
 from consistent.checkpoint.saving.owner import Owner
+from consistent.compiled.page import not_recorded_page
 from consistent.compiled.page import page as compiled_page
-from consistent.compiled.page import refused
-from consistent.compiled.show import text as compiled_text
+from consistent.compiled.show import program_text as compiled_text
 from consistent.drawing.pages.canvas import canvas
 from consistent.drawing.pages.html import frame
 from consistent.drawing.pictures.drawing import Box, Drawing, Words
@@ -39,13 +39,13 @@ from consistent.verification.compare import Compared, Wrong
 from consistent.verification.verify import Verified
 from consistent.verification.watch import Key
 from mirrored.every_rank import on_every_rank
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 from tests.csrc.compiling import ROOT
 
 HOSTILE = (
     "<script>alert(1)</script>&\"'><b onclick='x'>\x1b[31m\x9b2J\u202e\u2066]]>-->\n  rank 1: \r$\\"
 )
-HARMLESS = "name" * (len(in_a_line(HOSTILE)) // 4)  # as long
+HARMLESS = "name" * (len(on_one_line(HOSTILE)) // 4)  # as long
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -130,7 +130,7 @@ def outputs(name: str, folder: Path) -> dict[str, str]:
         "report/difference_page html": changed.html(),
         "report/difference text": str(changed),
         "compiled/page html": compiled_page(compiled),
-        "compiled/page of what is refused html": refused(name, name),
+        "compiled/page of what is refused html": not_recorded_page(name, name),
         "compiled/show text": compiled_text(compiled),
         "pipeline/page html": page,
         "pipeline/show text": listing,

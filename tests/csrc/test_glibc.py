@@ -10,14 +10,14 @@ import shutil
 
 import pytest
 
-from mirrored.native import release
+from mirrored.native import torch_release
 from tests.csrc.compiling import ROOT, run
 
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
 MODULES = sorted(
     path
     for package in ("consistent", "mirrored")  # not the copies that a build leaves in build/
-    for path in (ROOT / package).rglob(f"torch{release().replace('.', '_')}/_C.*.so")
+    for path in (ROOT / package).rglob(f"torch{torch_release().replace('.', '_')}/_C.*.so")
 )
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import consistent
-from consistent.overlap.symmetric_matmul import fused_over
+from consistent.overlap.symmetric_matmul import fused_group_and_dim
 from consistent.spec import B, NdSbp, P, Placement, S, TensorSpec
 from tests.gpu.world import World, start
 
@@ -113,7 +113,7 @@ def is_fused(world: World) -> bool:
     """Whether the ranks take torch's fused op for a large product."""
     placement, shape = Placement(world.device, range(world.size)), (FUSED[0], FUSED[2])
     src, dst = (TensorSpec.of(placement, (e,), shape, torch.bfloat16) for e in (P, S(0)))
-    return fused_over(src, dst) is not None
+    return fused_group_and_dim(src, dst) is not None
 
 
 def main() -> None:

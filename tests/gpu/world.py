@@ -100,7 +100,7 @@ def start(description: str | None) -> World:
         faulthandler.dump_traceback_later(max(1.0, 0.9 * float(seconds)))
     process_group.start(device)
     world = World(device, dist.get_rank(), dist.get_world_size(), part)
-    where = torch.cuda.get_device_name() if device == "cuda" else table.processors()
+    where = torch.cuda.get_device_name() if device == "cuda" else table.cpu_device_name()
     _use_built_in_tables(world.size, where)
     world.say(f"torch {torch.__version__}, {where}, {world.size} rank(s), {_transports()}")
     wanted = world.size > 1 and os.environ.get("CONSISTENT_SHARED_MEMORY", "1") != "0"
@@ -114,7 +114,7 @@ def _use_built_in_tables(ranks: int, device: str) -> None:
     folder = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="consistent-tables-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for n in range(2, ranks + 1):
-        for name in {device, table.processors()}:
+        for name in {device, table.cpu_device_name()}:
             table.save(table.Table(), n, name)
 
 

@@ -88,19 +88,19 @@ def test_simulated_ranks_keep_their_transport() -> None:
     ],
 )
 def test_a_core_is_spare_that_no_thread_of_a_rank_needs(uses: list, enough: bool) -> None:
-    assert background._are_enough([(host, frozenset(c), n) for host, c, n in uses]) is enough
+    assert background._have_spare_cores([(host, frozenset(c), n) for host, c, n in uses]) is enough
 
 
 def _asked(rank: int) -> tuple[bool, bool]:
     torch.set_num_threads(1 if rank else 1000)
     try:
-        current_ = background._answers.pop(current(), None)
+        current_ = background._spare_cores_cache.pop(current(), None)
         first = has_spare_cores((0, 1))
         torch.set_num_threads(1)
         return first, has_spare_cores((0, 1))
     finally:
         torch.set_num_threads(1)
-        background._answers.pop(current(), None)
+        background._spare_cores_cache.pop(current(), None)
         del current_
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mirrored.codecs import BLOCK, CODECS, Blocks, Codec, of_dtype
-from mirrored.reduction import accumulated_in
+from mirrored.codecs import BLOCK, CODECS, Blocks, Codec, codec_of_dtype
+from mirrored.reduction import accumulation_dtype
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SIZES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000)
@@ -97,7 +97,7 @@ def test_native_code_and_ops_of_torch_give_the_same_bits(name: str, dtype: torch
     codec, rng = CODECS[name], torch.Generator().manual_seed(1)
     assert isinstance(codec, Blocks)
     for n in (*SIZES, 40 * BLOCK + 3):
-        x, rest = (awkward(n, each, rng) for each in (dtype, accumulated_in(dtype)))
+        x, rest = (awkward(n, each, rng) for each in (dtype, accumulation_dtype(dtype)))
         rest.nan_to_num_(0.0, 0.0, 0.0)
         by_ops = rest.clone()
         messages = [codec.write(x, rest), codec.write(x)]
@@ -118,7 +118,7 @@ def test_native_code_and_ops_of_torch_give_the_same_bits(name: str, dtype: torch
 def test_what_is_left_out_is_kept(name: str, dtype: torch.dtype) -> None:
     """Sent again and again, a number arrives on average as it is, in short floats too."""
     codec, x = CODECS[name], torch.linspace(-3, 1, 2 * BLOCK + 5).to(dtype)
-    unsent, sent = torch.zeros_like(x, dtype=accumulated_in(dtype)), torch.zeros(x.shape)
+    unsent, sent = torch.zeros_like(x, dtype=accumulation_dtype(dtype)), torch.zeros(x.shape)
     for _ in range(50):
         sent += codec.read([codec.write(x, unsent)], x.numel(), torch.float32)
     assert (sent + unsent - 50 * x.float()).abs().max() < 1e-3
@@ -128,9 +128,9 @@ def test_what_is_left_out_is_kept(name: str, dtype: torch.dtype) -> None:
     "codec",
     [
         *CODECS.values(),
-        of_dtype(torch.float16),
-        of_dtype(torch.float8_e5m2),
-        of_dtype(torch.float64),
+        codec_of_dtype(torch.float16),
+        codec_of_dtype(torch.float8_e5m2),
+        codec_of_dtype(torch.float64),
     ],
     ids=lambda codec: codec.name,
 )

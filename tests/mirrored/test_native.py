@@ -35,7 +35,7 @@ def package_with(root: Path, *files: str) -> Path:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_build_for_this_torch_is_the_one_that_is_loaded(package: str) -> None:
-    folder = "torch" + native.release().replace(".", "_")
+    folder = "torch" + native.torch_release().replace(".", "_")
     assert Path(sys.modules[f"{package}._C"].__file__ or "").parent.name == folder
 
 
@@ -46,14 +46,14 @@ def test_of_several_builds_the_one_for_torch_at_hand_is_picked(
         tmp_path, *(f"torch{n}/_C{SUFFIX}" for n in ("2_9", "2_11", "2_13", "2_15"))
     )
     package_with(package, "torch_dist/__init__.py")  # which is not a build
-    assert list(native.builds(package)) == ["2.9", "2.11", "2.13", "2.15"]
+    assert list(native.builds_by_release(package)) == ["2.9", "2.11", "2.13", "2.15"]
     for version, folder in {
         "2.11.0": "torch2_11",
         "2.13.1+cu130": "torch2_13",
         "2.15.0a0+git": "torch2_15",
     }.items():
         monkeypatch.setattr(torch, "__version__", version)
-        assert native.build_in(package, "a._C") == package / folder
+        assert native.find_build(package, "a._C") == package / folder
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_where_no_build_fits_it_says_which_there_are(
     package = package_with(tmp_path, *files)
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(ImportError) as error:
-        native.build_in(package, "mirrored.transports._C")
+        native.find_build(package, "mirrored.transports._C")
     assert error.value.name == "mirrored.transports._C"
     for part in ("mirrored.transports._C", *words):
         assert part in str(error.value)
@@ -99,7 +99,7 @@ def test_a_build_for_another_c_library_says_so(
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [f".{tag}-x86_64-linux-musl.so"])
     with pytest.raises(ImportError, match="another C library.*linux-musl.so.*linux-gnu.so"):
-        native.build_in(package, "a._C")
+        native.find_build(package, "a._C")
 
 
 def test_a_build_that_does_not_load_says_why_and_what_to_do(
@@ -108,7 +108,7 @@ def test_a_build_that_does_not_load_says_why_and_what_to_do(
     # A module of the same folders whose build is not a shared library.
     package = package_with(
         tmp_path / "broken_native",
-        f"torch{native.release().replace('.', '_')}/_C{SUFFIX}",
+        f"torch{native.torch_release().replace('.', '_')}/_C{SUFFIX}",
         "__init__.py",
     )
     (package / "__init__.py").write_text(

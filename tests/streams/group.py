@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mirrored import Ranks
 from mirrored.reduction import ordered_reduce
 from mirrored.transports.torch_dist import TorchDist
-from mirrored.transports.torch_dist.messages import flat
+from mirrored.transports.torch_dist.messages import as_bytes
 from tests.streams.cuda import Cuda
 from tests.streams.noted import Log
 
@@ -93,9 +93,9 @@ class Communicator:
                     out[k].copy_(pieces[k])
                 continue
             if pieces[k].numel():
-                works.append(world.send([flat(pieces[k])], rank, 7))
+                works.append(world.send([as_bytes(pieces[k])], rank, 7))
             if out[k].numel():
-                works.append(world.recv([flat(out[k])], rank, 7))
+                works.append(world.recv([as_bytes(out[k])], rank, 7))
         for work in works:
             work.wait()
 

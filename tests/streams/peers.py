@@ -65,7 +65,7 @@ def reading_peers(below: Any, log: Log, cuda: Any) -> Iterator[Transport]:
         def __init__(
             self, nbytes: int, device: torch.device, ranks: Ranks, at: int, name: str
         ) -> None:
-            self._device, self._last, self._ranks = device, None, ranks
+            self._device, self._last_collective, self._ranks = device, None, ranks
             with below.in_main_memory():
                 self._host = HostMemory(nbytes, device, ranks, at, name)
             self.memory = self._host.memory
@@ -90,5 +90,5 @@ def reading_peers(below: Any, log: Log, cuda: Any) -> Iterator[Transport]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(device_moves, "_C", kernels))
         for module in (shared, symmetric):
-            stack.enter_context(patch.object(module, "kept_or_measured", lambda *_: Table()))
+            stack.enter_context(patch.object(module, "load_or_measure", lambda *_: Table()))
         yield Peers(Meetings(below, log), "cpu", make=Memory)

@@ -62,10 +62,10 @@ def on_a_gpu(peers: bool = False) -> Iterator[Log]:
         for change in (
             patch.object(side_stream, "cuda", cuda),
             patch.object(side_stream, "_streams", {}),
-            patch.object(side_stream.Beside, "of", classmethod(_beside_of)),
+            patch.object(side_stream.SideStreamMessage, "for_tensors", classmethod(_beside_of)),
             patch.object(Tensor, "record_stream", hold),
-            patch.object(transport, "_by_nccl", below.by_nccl),
-            patch.object(groups, "_make_group", make),
+            patch.object(transport, "_uses_nccl", below.by_nccl),
+            patch.object(groups, "_make_nccl_group", make),
             patch.object(groups.world(), "groups", {}),
         ):
             stack.enter_context(change)

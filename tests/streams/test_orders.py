@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the models are those of the transformers library")
 
-from mirrored.transports.side_stream import Beside
+from mirrored.transports.side_stream import SideStreamMessage
 from tests.models.messages import PLANS
 from tests.ranks import ALL, pool
 from tests.streams.noted import Event
@@ -111,11 +111,11 @@ def _not_waiting(self: Any, made: Any = ()) -> None:
 def _not_recording(self: Any, made: Any = ()) -> None:
     from mirrored.transports import side_stream
 
-    side_stream.cuda.current_stream(self._device).wait_event(self._done)
+    side_stream.cuda.current_stream(self._device).wait_event(self._done_event)
 
 
 def _with_join(rank: int, join: Callable[..., None]) -> list[Event]:
-    with patch.object(Beside, "join", join):
+    with patch.object(SideStreamMessage, "join", join):
         return events(rank, "Transformer", "zero3 by module", "compiled")
 
 

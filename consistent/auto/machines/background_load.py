@@ -33,11 +33,11 @@ from . import replay
 from .host_speed import fixed_calls
 from .op_signature import OpSignature
 
-MOST = 15  # background processes; more do not change a figure, and each takes memory
+MAX_PROCESSES = 15  # background processes; more do not change a figure, and each takes memory
 IDLE_S = 60.0  # without a request, after which the processes end
 STARTING_S = 60.0
-BEGUN, CANNOT = True, False  # the answers of a helper
-Asked = tuple[OpSignature | None, bool]  # (call or None for the fixed calls, cold)
+STARTED, FAILED = True, False  # the answers of a helper
+Request = tuple[OpSignature | None, bool]  # (call or None for the fixed calls, cold)
 _PAUSE_S = 1e-4  # seconds of calls between two checks for the next request
 _MAIN = "from consistent.auto.machines.background_load import helper; helper()"
 
@@ -50,83 +50,83 @@ class BackgroundLoad:
     """
 
     def __init__(self, others: int) -> None:
-        self._count = min(others, MOST)
+        self._count = min(others, MAX_PROCESSES)
         self.ranks = others + 1
         self._links: list[Connection] = []
-        self._asked = 0.0
-        self._ending: Callable[[], object] = lambda: None
+        self._last_request_at = 0.0
+        self._end_processes: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
-    def beside(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
+    def running(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
         """Let the other processes make ``call`` inside the block, and yield how many of them do.
 
         Args:
             call: the call to make; None: the fixed calls of ``host_speed.py``, which measure the
                 host.
             cold: whether the other processes make the call on tensors that are in no cache (see
-                ``replay.repeated``).
+                ``replay.replay_function``).
         """
-        self._begin()
-        self._tell((call, cold))
+        self._ensure_running()
+        self._send_request((call, cold))
         try:
             yield sum(map(_has_begun, self._links))
         finally:
-            self._tell(None)
-            self._asked = time.monotonic()
+            self._send_request(None)
+            self._last_request_at = time.monotonic()
 
     def end(self) -> None:
         """End the other processes; the next call starts new ones."""
-        self._ending()
+        self._end_processes()
         self._links = []
 
-    def _tell(self, what: Asked | None) -> None:
+    def _send_request(self, request: Request | None) -> None:
         for link in self._links:
             with contextlib.suppress(OSError):
-                link.send(what)
+                link.send(request)
 
-    def _begin(self) -> None:
+    def _ensure_running(self) -> None:
         # Half of IDLE_S, so that helpers which are about to end are not used.
-        if self._links and time.monotonic() - self._asked < IDLE_S / 2:
+        if self._links and time.monotonic() - self._last_request_at < IDLE_S / 2:
             return
         self.end()
         pairs = [Pipe() for _ in range(self._count)]
-        theirs = [there for _, there in pairs]
+        helper_ends = [helper_end for _, helper_end in pairs]
         try:
             if pairs:
-                process = _start([there.fileno() for there in theirs])
-                self._links = [here for here, _ in pairs]
-                self._ending = weakref.finalize(self, _ended, self._links, process)
+                process = _start_helper([helper_end.fileno() for helper_end in helper_ends])
+                self._links = [own_end for own_end, _ in pairs]
+                self._end_processes = weakref.finalize(self, _close_links, self._links, process)
         except OSError:
             pass
         # The helper has its own copies of these pipe ends. While a copy is open here, the pipe does
         # not report that the helper has exited.
-        for there in theirs:
-            there.close()
+        for helper_end in helper_ends:
+            helper_end.close()
 
 
 def _has_begun(link: Connection) -> bool:
     with contextlib.suppress(OSError, EOFError):
-        return link.poll(STARTING_S) and link.recv() == BEGUN
+        return link.poll(STARTING_S) and link.recv() == STARTED
     return False
 
 
-def _ended(links: list[Connection], process: subprocess.Popen) -> None:
+def _close_links(links: list[Connection], process: subprocess.Popen) -> None:
     for link in links:
         link.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
 
 
-def _start(files: list[int]) -> subprocess.Popen:
+def _start_helper(files: list[int]) -> subprocess.Popen:
     """Start the helper process, which forks the other background processes.
 
     ``files`` are file descriptors of pipes; the helper listens at the first, and each fork at one
     of the others. The helper ends when this process does.
     """
-    given = [str(torch.get_num_threads()), *map(str, files)]
+    arguments = [str(torch.get_num_threads()), *map(str, files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
-        [sys.executable, "-c", _MAIN, *given],
+        [sys.executable, "-c", _MAIN, *arguments],
         pass_fds=files,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -138,43 +138,44 @@ def _start(files: list[int]) -> subprocess.Popen:
 def helper() -> None:
     """Entry point of the helper process: fork the other background processes, and serve requests.
 
-    Its command line has the number of torch threads, and then the file descriptors of ``_start``.
+    Its command line has the number of torch threads, and then the file descriptors of
+    ``_start_helper``.
     """
     threads, *files = map(int, sys.argv[1:])
-    mine, *others = files
+    own_file, *child_files = files
     # Each child takes one connection; this process keeps the first.
-    for file in others:
+    for file in child_files:
         if os.fork() == 0:
-            mine = file
+            own_file = file
             break
     for file in files:
         # While a copy of another process's pipe end is open here, the parent cannot notice that the
         # other process has exited.
-        if file != mine:
+        if file != own_file:
             os.close(file)
     torch.set_num_threads(threads)
-    with contextlib.suppress(OSError, EOFError), Connection(mine) as link:
+    with contextlib.suppress(OSError, EOFError), Connection(own_file) as link:
         while link.poll(IDLE_S):
-            asked = link.recv()
-            if asked is not None:
-                call, cold = asked
-                _keep_on(call, cold, link)
+            request = link.recv()
+            if request is not None:
+                call, cold = request
+                _repeat_call(call, cold, link)
 
 
-def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
+def _repeat_call(call: OpSignature | None, cold: bool, link: Connection) -> None:
     """Make ``call`` repeatedly until another request arrives on ``link``.
 
     Before that, report on ``link`` whether the call could be made. ``cold`` is that of
-    ``BackgroundLoad.beside``.
+    ``BackgroundLoad.running``.
     """
-    with replay.alone():
+    with replay.without_modes_and_grad():
         try:
-            run = replay.repeated(call, cold) if call is not None else fixed_calls
+            run = replay.replay_function(call, cold) if call is not None else fixed_calls
             run()
         except Exception:  # such as an op that refuses these values; the parent gets the same error
-            link.send(CANNOT)
+            link.send(FAILED)
             return
-        link.send(BEGUN)
+        link.send(STARTED)
         while not link.poll():
             begin = time.perf_counter()
             while time.perf_counter() - begin < _PAUSE_S:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .op_signature import Many, OpSignature, tensors
+from .op_signature import Many, OpSignature, tensor_descriptions
 
 # Ops that copy nothing, although their schemas do not mark the results as aliases.
 VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh detach_ t_ set_ unsafe_split".split())
@@ -54,12 +54,12 @@ def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
     elements gives 3 * 400.
     """
     name = func._schema.name.partition("::")[2]
-    rows = _rows(func, name, call)
-    if rows is not None:
-        return rows
+    indexing_bytes = _indexing_bytes(func, name, call)
+    if indexing_bytes is not None:
+        return indexing_bytes
     total = 0
     for info, value in _arguments(func, call):
-        size = sum(x.nbytes for x in tensors(value))
+        size = sum(x.nbytes for x in tensor_descriptions(value))
         written = info.alias_info is not None and info.alias_info.is_write
         reads = not (info.is_out or (written and name in _ONLY_WRITES) or name in _ONLY_SHAPES)
         total += size * (reads + (written and info.name not in _NOT_WRITTEN))
@@ -74,46 +74,51 @@ def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
         x.nbytes
         for info, out in zip(returns, outs)
         if info.alias_info is None
-        for x in tensors(out)
+        for x in tensor_descriptions(out)
     )
 
 
-def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
+def _indexing_bytes(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
     """Return the bytes that an indexing op touches, of whose first tensor only some rows are used.
 
     Return None for other ops, which touch their whole tensors.
     """
     if name in _READ_ROWS:
-        out = sum(x.nbytes for x in tensors(call.out))
+        out_bytes = sum(x.nbytes for x in tensor_descriptions(call.out))
         # The rows are read once and written once; all other arguments are read.
-        return 2 * out + _all_but_first(func, call)
+        return 2 * out_bytes + _bytes_after_first(func, call)
     if name in _WRITE_ROWS:
-        given = dict((info.name, value) for info, value in _arguments(func, call))
-        moved = sum(x.nbytes for x in tensors(given.get(_WRITE_ROWS[name])))
-        return _all_but_first(func, call) + moved * (1 + _adds(name, given))
+        arguments = dict((info.name, value) for info, value in _arguments(func, call))
+        row_bytes = sum(x.nbytes for x in tensor_descriptions(arguments.get(_WRITE_ROWS[name])))
+        return _bytes_after_first(func, call) + row_bytes * (
+            1 + _reads_written_rows(name, arguments)
+        )
     if name == "embedding_dense_backward":  # zeros, and then rows are added to some of them
-        grad = tensors(call.args[0])
-        return sum(x.nbytes for x in (*grad, *grad, *tensors(call.args), *tensors(call.out)))
+        grad = tensor_descriptions(call.args[0])
+        return sum(
+            x.nbytes
+            for x in (*grad, *grad, *tensor_descriptions(call.args), *tensor_descriptions(call.out))
+        )
     return None
 
 
-def _adds(name: str, given: dict[str, Any]) -> bool:
+def _reads_written_rows(name: str, arguments: dict[str, Any]) -> bool:
     """Return whether an indexing op adds to the rows that it writes, and so reads them as well.
 
-    ``given`` has the arguments of the call by name.
+    ``arguments`` has the arguments of the call by name.
     """
-    accumulate = given.get("accumulate")
+    accumulate = arguments.get("accumulate")
     return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
 
 
-def _all_but_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
+def _bytes_after_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
     values = [value for _, value in _arguments(func, call)]
-    return sum(x.nbytes for x in tensors(tuple(values[1:])))
+    return sum(x.nbytes for x in tensor_descriptions(tuple(values[1:])))
 
 
 def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:
     """Yield (entry in the op's schema, description of the value) for each argument of the call."""
-    infos = _infos(func)
+    infos = _schema_arguments(func)
     by_name = {info.name: info for info in infos}
     yield from zip(infos, call.args)
     for name, value in call.kwargs:
@@ -122,5 +127,5 @@ def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple
 
 
 @lru_cache(None)
-def _infos(func: torch._ops.OpOverload) -> tuple[Any, ...]:
+def _schema_arguments(func: torch._ops.OpOverload) -> tuple[Any, ...]:
     return tuple(func._schema.arguments)

@@ -38,14 +38,14 @@ def to_text(machine: Any) -> str:
     """Return the machine as YAML text, with the unit above each entry."""
     lines = ["# A machine: what ops and messages cost on it."]
     for name, unit in ENTRIES.items():
-        value = _plain(getattr(machine, name))
+        value = _yaml_value(getattr(machine, name))
         flow = None if isinstance(value, (dict, list)) else False
-        entry = yaml_text.dumped({name: value}, default_flow_style=flow)
+        entry = yaml_text.dump({name: value}, default_flow_style=flow)
         lines += [f"# {unit}"] * bool(unit) + [entry.rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _yaml_value(value: Any) -> Any:
     if isinstance(value, Wire):
         return {"latency_s": value.latency_s, "bytes_per_s": value.bytes_per_s}
     if isinstance(value, Mapping):
@@ -61,74 +61,79 @@ def from_text(text: str, where: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is not YAML, or an entry is missing, unknown or of the wrong kind.
     """
-    found = yaml_text.loaded(text, "machine", where)
-    if not isinstance(found, dict):
+    entries = yaml_text.load(text, "machine", where)
+    if not isinstance(entries, dict):
         raise ValueError(
             f"machine: {where} holds no entries; Machine.save(path) writes such a file."
         )
-    _check_names(where, "", found, ENTRIES, OPTIONAL)
-    made: dict[str, Any] = {"name": str(found["name"]), "device_type": found["device_type"]}
-    made["peak_flops"] = _rates(where, found["peak_flops"])
+    _check_names(where, "", entries, ENTRIES, OPTIONAL)
+    arguments: dict[str, Any] = {
+        "name": str(entries["name"]),
+        "device_type": entries["device_type"],
+    }
+    arguments["peak_flops"] = _rates(where, entries["peak_flops"])
     for name in NUMBERS:
         if name in ("inside", "between"):
-            made[name] = _wire(where, name, found[name])
+            arguments[name] = _wire(where, name, entries[name])
         elif name == "efficiency":
-            made |= {name: _points(where, found[name])} if name in found else {}
-        elif name in found:
-            made[name] = number(where, name, found[name])
-    return made
+            arguments |= {name: _points(where, entries[name])} if name in entries else {}
+        elif name in entries:
+            arguments[name] = parse_number(where, name, entries[name])
+    return arguments
 
 
 def _check_names(
-    where: str, of: str, found: Any, known: Iterable[str], optional: Iterable[str] = ()
+    where: str, parent: str, entries: Any, known: Iterable[str], optional: Iterable[str] = ()
 ) -> None:
     known = tuple(known)
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         raise ValueError(
-            f"machine: in {where}, {of} is {short(found)}; it must have {', '.join(known)}."
+            f"machine: in {where}, {parent} is {short(entries)}; it must have {', '.join(known)}."
         )
-    inside = f" of {of}" if of else ""
-    for name in found:
+    of_parent = f" of {parent}" if parent else ""
+    for name in entries:
         if name not in known:
             raise ValueError(
-                f"machine: {where} has an unknown entry {short(name)}{inside}."
+                f"machine: {where} has an unknown entry {short(name)}{of_parent}."
                 f"{suggestion(str(name), known)}"
             )
     for name in known:
-        if name not in optional and found.get(name) is None:
-            raise ValueError(f"machine: {where} lacks the entry {short(name)}{inside}.")
+        if name not in optional and entries.get(name) is None:
+            raise ValueError(f"machine: {where} lacks the entry {short(name)}{of_parent}.")
 
 
-def _wire(where: str, of: str, found: Any) -> Wire:
-    _check_names(where, of, found, WIRE)
-    return Wire(*(number(where, f"{of}.{name}", found[name]) for name in WIRE))
+def _wire(where: str, parent: str, entries: Any) -> Wire:
+    _check_names(where, parent, entries, WIRE)
+    return Wire(*(parse_number(where, f"{parent}.{name}", entries[name]) for name in WIRE))
 
 
-def _rates(where: str, found: Any) -> dict[torch.dtype, float]:
-    if not isinstance(found, dict):
-        raise ValueError(f"machine: in {where}, peak_flops is {short(found)}; it must name dtypes.")
-    made = {}
-    for name, rate in found.items():
+def _rates(where: str, entries: Any) -> dict[torch.dtype, float]:
+    if not isinstance(entries, dict):
+        raise ValueError(
+            f"machine: in {where}, peak_flops is {short(entries)}; it must name dtypes."
+        )
+    rates = {}
+    for name, rate in entries.items():
         dtype = vars(torch).get(str(name))
         if not isinstance(dtype, torch.dtype):
             raise ValueError(
                 f"machine: in {where}, peak_flops has {short(name)}, which is not a dtype."
             )
-        made[dtype] = number(where, f"peak_flops of {name}", rate)
-    return made
+        rates[dtype] = parse_number(where, f"peak_flops of {name}", rate)
+    return rates
 
 
-def _points(where: str, found: Any) -> tuple[tuple[float, float], ...]:
-    if not isinstance(found, list) or any(not isinstance(p, list) or len(p) != 2 for p in found):
+def _points(where: str, pairs: Any) -> tuple[tuple[float, float], ...]:
+    if not isinstance(pairs, list) or any(not isinstance(p, list) or len(p) != 2 for p in pairs):
         raise ValueError(
-            f"machine: in {where}, efficiency is {short(found)}; "
+            f"machine: in {where}, efficiency is {short(pairs)}; "
             "it must be pairs of seconds and fractions."
         )
-    a, b = (tuple(number(where, "efficiency", p[i]) for p in found) for i in (0, 1))
+    a, b = (tuple(parse_number(where, "efficiency", p[i]) for p in pairs) for i in (0, 1))
     return tuple(zip(a, b))
 
 
-def number(where: str, name: str, value: Any) -> Any:
+def parse_number(where: str, name: str, value: Any) -> Any:
     """Return ``value``, an entry of a file, as a number.
 
     Text such as "80e9" is converted, because YAML reads 80e9, which lacks a point, as text.

@@ -25,7 +25,7 @@ def machine(x: str | Path | Machine) -> Machine:
     if isinstance(x, Machine):
         return x
     if str(x) == THIS:
-        return _this()
+        return _measured_this_machine()
     if str(x) in KNOWN:
         return KNOWN[str(x)]
     if Path(x).is_file():
@@ -39,5 +39,5 @@ def machine(x: str | Path | Machine) -> Machine:
 
 
 @lru_cache
-def _this() -> ThisMachine:
+def _measured_this_machine() -> ThisMachine:
     return this_machine()

@@ -15,48 +15,48 @@ CONVOLUTIONS = frozenset(
     """convolution _convolution cudnn_convolution convolution_overrideable _slow_conv2d_forward
     convolution_backward mkldnn_convolution""".split()
 )
-_FORWARD = frozenset(
+_ATTENTION_FORWARD = frozenset(
     """_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
     _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_fused_attention_overrideable""".split()
 )
-_BACKWARD = frozenset(f"{name}_backward" for name in _FORWARD)
-_VARLEN = frozenset(
+_ATTENTION_BACKWARD = frozenset(f"{name}_backward" for name in _ATTENTION_FORWARD)
+_ATTENTION_VARLEN = frozenset(
     """_flash_attention_forward _flash_attention_backward _efficient_attention_forward
     _efficient_attention_backward""".split()
 )
-ATTENTION = _FORWARD | _BACKWARD | _VARLEN
+ATTENTION = _ATTENTION_FORWARD | _ATTENTION_BACKWARD | _ATTENTION_VARLEN
 
 
 def _convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
     x, w = args[0], args[1]
     # Index 6 is ``transposed`` in ``convolution``; in ``mkldnn_convolution`` it is the groups.
     transposed = args[6] if len(args) > 6 and isinstance(args[6], bool) else False
-    made = out[0] if isinstance(out, (tuple, list)) else out
-    return flops.convolution(x.shape, w.shape, made.shape, transposed)
+    result = out[0] if isinstance(out, (tuple, list)) else out
+    return flops.convolution(x.shape, w.shape, result.shape, transposed)
 
 
-def _plain_convolution(args: tuple, kwargs: dict, out: Any) -> float:
+def _cudnn_convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
     """Return the flops of ``cudnn_convolution``, whose arguments differ; it is never transposed."""
     return flops.convolution(args[0].shape, args[1].shape, out.shape, False)
 
 
-def _convolution_backward(args: tuple, kwargs: dict, out: Any) -> float:
+def _convolution_backward_flops(args: tuple, kwargs: dict, out: Any) -> float:
     grad, x, w, transposed, mask = args[0], args[1], args[2], args[7], args[10]
     # The gradients of input and weight cost one product each; the bias has none.
-    one = flops.convolution(x.shape, w.shape, grad.shape, transposed)
-    return one * sum(map(bool, mask[:2]))
+    product_flops = flops.convolution(x.shape, w.shape, grad.shape, transposed)
+    return product_flops * sum(map(bool, mask[:2]))
 
 
-def _attention(args: tuple, kwargs: dict, out: Any) -> float:
+def _attention_flops(args: tuple, kwargs: dict, out: Any) -> float:
     return flops.attention(*(x.shape for x in args[:3]))
 
 
-def _attention_backward(args: tuple, kwargs: dict, out: Any) -> float:
+def _attention_backward_flops(args: tuple, kwargs: dict, out: Any) -> float:
     return flops.attention_backward(*(x.shape for x in args[1:4]))
 
 
-def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
+def _last_dim_flops(args: tuple, kwargs: dict, out: Any) -> float:
     """Return the flops of a product that sums over the last dim of its first argument.
 
     Example: [m, k] @ [k, n] gives 2 * m * k * n.
@@ -64,55 +64,56 @@ def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
     return flops.contraction(args[0].shape, -1, out.shape)
 
 
-def _added(args: tuple, kwargs: dict, out: Any) -> float:
+def _addmv_flops(args: tuple, kwargs: dict, out: Any) -> float:
     return flops.contraction(args[1].shape, -1, out.shape)
 
 
-def _outer(args: tuple, kwargs: dict, out: Any) -> float:
+def _outer_flops(args: tuple, kwargs: dict, out: Any) -> float:
     return flops.outer(out.shape)
 
 
-def _grouped(args: tuple, kwargs: dict, out: Any) -> float:
-    return flops.grouped(args[0].shape, args[1].shape)
+def _grouped_flops(args: tuple, kwargs: dict, out: Any) -> float:
+    return flops.grouped_matmul(args[0].shape, args[1].shape)
 
 
-_OWN: dict[str, Callable[[tuple, dict, Any], float]] = {
+_OWN_FORMULAS: dict[str, Callable[[tuple, dict, Any], float]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution_flops),
-    "cudnn_convolution": _plain_convolution,
-    "convolution_backward": _convolution_backward,
-    **dict.fromkeys(_FORWARD, _attention),
-    **dict.fromkeys(_BACKWARD, _attention_backward),
-    "_grouped_mm": _grouped,
-    "grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
-    "addmv": _added,
-    "addr": _outer,
-    "dot": _last_dim,
-    "linear": _last_dim,
-    "matmul": _last_dim,
-    "mkldnn_linear": _last_dim,
-    "_mkl_linear": _last_dim,
-    "mv": _last_dim,
-    "vdot": _last_dim,
+    "cudnn_convolution": _cudnn_convolution_flops,
+    "convolution_backward": _convolution_backward_flops,
+    **dict.fromkeys(_ATTENTION_FORWARD, _attention_flops),
+    **dict.fromkeys(_ATTENTION_BACKWARD, _attention_backward_flops),
+    "_grouped_mm": _grouped_flops,
+    "grouped_mm": _grouped_flops,
+    "_scaled_grouped_mm": _grouped_flops,
+    "addmv": _addmv_flops,
+    "addr": _outer_flops,
+    "dot": _last_dim_flops,
+    "linear": _last_dim_flops,
+    "matmul": _last_dim_flops,
+    "mkldnn_linear": _last_dim_flops,
+    "_mkl_linear": _last_dim_flops,
+    "mv": _last_dim_flops,
+    "vdot": _last_dim_flops,
 }
 
 
-def _own(func: torch._ops.OpOverload) -> Callable[[tuple, dict, Any], float] | None:
+def _own_formula(func: torch._ops.OpOverload) -> Callable[[tuple, dict, Any], float] | None:
     name = func._schema.name.partition("::")[2]
-    return _OWN.get(name) or (_OWN.get(name[:-1]) if name.endswith("_") else None)
+    return _OWN_FORMULAS.get(name) or (_OWN_FORMULAS.get(name[:-1]) if name.endswith("_") else None)
 
 
 def is_product(func: torch._ops.OpOverload) -> bool:
     """Return whether the op multiplies matrices or vectors."""
-    return _own(func) is not None or _formula(func) is not None
+    return _own_formula(func) is not None or _torch_formula(func) is not None
 
 
-def _formula(func: torch._ops.OpOverload) -> Callable | None:
+def _torch_formula(func: torch._ops.OpOverload) -> Callable | None:
     packet = func.overloadpacket
-    found = flop_registry.get(packet)
-    if found is None and packet.__name__.endswith("_") and func.namespace == "aten":  # like addmm_
-        found = flop_registry.get(getattr(torch.ops.aten, packet.__name__[:-1], None))
-    return found
+    formula = flop_registry.get(packet)
+    # An in-place op such as addmm_ has the formula of addmm.
+    if formula is None and packet.__name__.endswith("_") and func.namespace == "aten":
+        formula = flop_registry.get(getattr(torch.ops.aten, packet.__name__[:-1], None))
+    return formula
 
 
 def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> float:
@@ -123,10 +124,10 @@ def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], o
     Args:
         args, kwargs, out: arguments and result of the call.
     """
-    own = _own(func)
+    own = _own_formula(func)
     if own is not None:
         return own(args, kwargs, out)
-    formula = _formula(func)
+    formula = _torch_formula(func)
     if formula is None:
         return 0.0
     return formula(*args, **{k: v for k, v in kwargs.items() if k != "out"}, out_val=out)

@@ -41,15 +41,15 @@ def fixed_calls() -> None:
 def fixed_seconds(during: float) -> float:
     """Return the mean seconds of ``fixed_calls()``, repeated for ``during`` seconds.
 
-    They are timed by the same clock as ops (``stopwatch.once``). If ops counted their processor
-    time and these calls wall-clock time, other programs would make ops seem too fast.
+    They are timed by the same clock as ops (``stopwatch.time_calls``). If ops counted their
+    processor time and these calls wall-clock time, other programs would make ops seem too fast.
     """
     fixed_calls()
-    alone, times, passed = torch.get_num_threads() == 1, [], 0.0
+    single_threaded, times, passed = torch.get_num_threads() == 1, [], 0.0
     while passed < during or not times:
-        seconds, more = stopwatch.once(fixed_calls, 1, alone)
+        seconds, wall_seconds = stopwatch.time_calls(fixed_calls, 1, single_threaded)
         times.append(seconds)
-        passed += more
+        passed += wall_seconds
     return sum(times) / len(times)
 
 
@@ -57,26 +57,26 @@ class HostSpeed:
     """Present speed of the host relative to its usual speed, to correct measured times.
 
     Args:
-        usual: seconds that ``fixed_calls`` usually takes.
+        usual_seconds: seconds that ``fixed_calls`` usually takes.
     """
 
-    def __init__(self, usual: float) -> None:
-        self.usual = usual
-        self._now, self._until = 1.0, 0.0
+    def __init__(self, usual_seconds: float) -> None:
+        self.usual_seconds = usual_seconds
+        self._relative_speed, self._valid_until = 1.0, 0.0
 
     @property
     def is_known(self) -> bool:
         """True if the speed was measured less than ``VALID_S`` seconds ago."""
-        return time.monotonic() < self._until
+        return time.monotonic() < self._valid_until
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure the present speed; it is valid for ``VALID_S`` seconds."""
-        self._now = self.usual / fixed_seconds(NOW_S)
-        self._until = time.monotonic() + VALID_S
+        self._relative_speed = self.usual_seconds / fixed_seconds(NOW_S)
+        self._valid_until = time.monotonic() + VALID_S
 
-    def usually(self, seconds: float) -> float:
+    def at_usual_speed(self, seconds: float) -> float:
         """Convert ``seconds``, measured at the present speed, to seconds at the usual speed.
 
         If the host is at half its usual speed, 2 s become 1 s.
         """
-        return seconds * self._now
+        return seconds * self._relative_speed

@@ -23,7 +23,7 @@ try:
 except ImportError:  # no file locks here: processes that measure at once keep their own numbers
     fcntl = None
 
-_LONGEST_S = 120.0
+_LOCK_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 
 Measure = Callable[[], float | None]
@@ -38,37 +38,37 @@ class MeasurementCache:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[str, float | None] = {}
+        self._numbers: dict[str, float | None] = {}
         self._read_up_to = 0
 
     def get(self, name: str, measure: Measure) -> float | None:
         """Return the number ``name``; if it is missing, call ``measure`` and keep the result."""
-        if name not in self._known:
-            with self._locked():
+        if name not in self._numbers:
+            with self._file_lock():
                 # Another process may have measured it while this one waited for the lock.
-                self._read()
-                if name not in self._known:
+                self._read_new_lines()
+                if name not in self._numbers:
                     self._append(name, measure())
-        return self._known[name]
+        return self._numbers[name]
 
-    def _read(self) -> None:
+    def _read_new_lines(self) -> None:
         """Read the lines that were appended since the last read."""
         text = own_files.read(self.path) or b""
         for line in text[self._read_up_to :].decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError, RecursionError):  # a killed process's cut-off line
                 name, value = json.loads(line)
                 if isinstance(name, str) and (value is None or _is_number(value)):
-                    self._known.setdefault(name, value)
+                    self._numbers.setdefault(name, value)
         self._read_up_to = len(text)
 
     def _append(self, name: str, value: float | None) -> None:
-        self._known[name] = value
+        self._numbers[name] = value
         with contextlib.suppress(OSError):
             # The newline in front ends a partial line that a killed process may have left.
             own_files.append(self.path, f"\n{json.dumps([name, value])}\n".encode())
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _file_lock(self) -> Iterator[None]:
         file = None
         with contextlib.suppress(OSError):
             lock = self.path.with_name(f"{self.path.name}.lock")
@@ -83,12 +83,12 @@ class MeasurementCache:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Wait for the exclusive lock on ``file``, for at most ``_LONGEST_S`` seconds.
+    """Wait for the exclusive lock on ``file``, for at most ``_LOCK_TIMEOUT_S`` seconds.
 
     If another process holds the lock for longer, as a stopped process does, this process goes on
     without the lock and measures for itself.
     """
-    end = time.monotonic() + _LONGEST_S
+    end = time.monotonic() + _LOCK_TIMEOUT_S
     while fcntl is not None and time.monotonic() < end:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

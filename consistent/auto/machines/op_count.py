@@ -13,20 +13,20 @@ from ...spec.nested import map_tensors
 from .work import work_of
 
 
-def works(run: Callable[[], object]) -> list[Work]:
+def record_works(run: Callable[[], object]) -> list[Work]:
     """Run ``run()`` and return the ``Work`` (flops, bytes, description) of each op in order.
 
     Views are included.
     """
-    with _Counting() as counting:
+    with _WorkRecorder() as recorder:
         run()
-    return counting.found
+    return recorder.recorded
 
 
-class _Counting(TorchDispatchMode):
+class _WorkRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Work] = []
+        self.recorded: list[Work] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -34,10 +34,12 @@ class _Counting(TorchDispatchMode):
         # Subclasses of tensors must not handle the op a second time here.
         with torch._C.DisableTorchFunction():
             out = func(*args, **(kwargs or {}))
-            plain, named, made = map_tensors((args, kwargs or {}, out), _plain)
-            self.found.append(work_of(func, plain, named, made))
+            plain_args, plain_kwargs, result = map_tensors(
+                (args, kwargs or {}, out), _as_plain_tensor
+            )
+            self.recorded.append(work_of(func, plain_args, plain_kwargs, result))
         return out
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
+def _as_plain_tensor(x: torch.Tensor) -> torch.Tensor:
     return torch.Tensor.as_subclass(x, torch.Tensor)  # type: ignore[arg-type]

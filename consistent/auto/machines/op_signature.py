@@ -81,38 +81,41 @@ class OpSignature(NamedTuple):
     out: Any
 
 
-PLAIN = (int, float, bool, complex, str, torch.dtype, torch.layout, torch.memory_format)
+PLAIN_TYPES = (int, float, bool, complex, str, torch.dtype, torch.layout, torch.memory_format)
 _NAN = math.nan  # one object: tuples compare by identity first, and NaN does not equal NaN
 
 
-def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
+def describe_call(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
     """Return the description of a call that has been made, without reading its tensors' data.
 
     Args:
         op: name of the op, such as "aten.mm.default".
         args, kwargs, out: arguments and result of the call.
     """
-    of = _describer()
-    given = tuple(map(of, args)), tuple((key, of(value)) for key, value in kwargs.items())
-    return OpSignature(op, *given, of(out))
+    describe = _describer()
+    arguments = (
+        tuple(map(describe, args)),
+        tuple((key, describe(value)) for key, value in kwargs.items()),
+    )
+    return OpSignature(op, *arguments, describe(out))
 
 
 def _describer() -> Callable[[Any], Any]:
     seen: dict[int, int] = {}
 
-    def of(x: Any) -> Any:
+    def describe(x: Any) -> Any:
         if isinstance(x, Tensor):
             count = len(seen)
             index = seen.setdefault(id(x), count)
-            return like(x) if index == count else Same(index)
+            return describe_tensor(x) if index == count else Same(index)
         if isinstance(x, (list, tuple)):
-            return Many(tuple(map(of, x)))
+            return Many(tuple(map(describe, x)))
         return _plain(x)
 
-    return of
+    return describe
 
 
-def like(x: Tensor) -> Like | Unknown:
+def describe_tensor(x: Tensor) -> Like | Unknown:
     """Return the description of one tensor."""
     if x.layout is not torch.strided:
         return Unknown(f"{x.layout} tensor")
@@ -120,14 +123,14 @@ def like(x: Tensor) -> Like | Unknown:
 
 
 def _plain(x: Any) -> Plain | Unknown:
-    if x is None or isinstance(x, PLAIN):
+    if x is None or isinstance(x, PLAIN_TYPES):
         return Plain(type(x).__name__, _NAN if isinstance(x, float) and x != x else x)
     if isinstance(x, torch.device):  # a replayed call has its own device
         return Plain("device", None)
     return Unknown(type(x).__name__)
 
 
-def tensors(x: Any) -> list[Like]:
+def tensor_descriptions(x: Any) -> list[Like]:
     """Return the tensors' descriptions in ``x``, a description of a call or of an argument.
 
     A tensor that is passed twice appears once. The result of a call is not included.
@@ -136,21 +139,21 @@ def tensors(x: Any) -> list[Like]:
         return [x]
     if isinstance(x, (Many, OpSignature)):
         parts: tuple = x.items if isinstance(x, Many) else (x.args, x.kwargs)
-        return [each for part in parts for each in tensors(part)]
+        return [tensor for part in parts for tensor in tensor_descriptions(part)]
     if type(x) is tuple:
-        return [each for part in x for each in tensors(part)]
+        return [tensor for part in x for tensor in tensor_descriptions(part)]
     return []
 
 
-def is_known(x: Any) -> bool:
+def is_replayable(x: Any) -> bool:
     """Return whether the call can be made again from its description ``x``.
 
     It cannot if an argument is ``Unknown``.
     """
     if isinstance(x, OpSignature):
-        return is_known(x.args) and is_known(x.kwargs)
+        return is_replayable(x.args) and is_replayable(x.kwargs)
     if isinstance(x, Many):
-        return is_known(x.items)
+        return is_replayable(x.items)
     if type(x) is tuple:
-        return all(map(is_known, x))
+        return all(map(is_replayable, x))
     return not isinstance(x, Unknown)

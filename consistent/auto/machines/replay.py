@@ -18,7 +18,7 @@ from torch import Tensor
 from mirrored.freed_memory import keep_freed_memory
 
 from ...dispatch.planning.without_modes import without_modes
-from .op_signature import Like, Many, OpSignature, Plain, Same, is_known, tensors
+from .op_signature import Like, Many, OpSignature, Plain, Same, is_replayable, tensor_descriptions
 from .stopwatch import typical_seconds
 from .work import Work, work_of
 
@@ -30,73 +30,77 @@ MOST_COPIES = 512  # sets of a call's tensors
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
 
-class CannotAgain(Exception):
+class CannotReplay(Exception):
     """Error: a call cannot be made again from its description, so it cannot be timed."""
 
 
-def op_named(name: str) -> Any:
+def find_op(name: str) -> Any:
     """Return the op of a name such as "aten.mm.default".
 
     Raises:
-        CannotAgain: this process has no such op.
+        CannotReplay: this process has no such op.
     """
-    found: Any = torch.ops
+    op: Any = torch.ops
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            op = getattr(op, part)
     except AttributeError:
-        raise CannotAgain(name) from None
-    return found
+        raise CannotReplay(name) from None
+    return op
 
 
-def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
+def new_arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
     """Return new (args, kwargs) that fit the description ``call``, on ``device``.
 
     Floats are between 0.1 and 1.1. Integers are valid as indices into the call's other tensors. On
     "meta" the tensors have no data.
 
     Raises:
-        CannotAgain: the call had an argument that its description cannot reproduce.
+        CannotReplay: the call had an argument that its description cannot reproduce.
     """
-    if not is_known(call):
-        raise CannotAgain(call.op)
-    bound, made, generator = _bound(call), list[Tensor](), torch.Generator().manual_seed(0)
+    if not is_replayable(call):
+        raise CannotReplay(call.op)
+    bound, new_tensors, generator = (
+        _index_bound(call),
+        list[Tensor](),
+        torch.Generator().manual_seed(0),
+    )
 
-    def of(x: Any) -> Any:
+    def new_value(x: Any) -> Any:
         if isinstance(x, Like):
-            made.append(
+            new_tensors.append(
                 torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=device)
                 if device == "meta"
-                else _tensor(x, bound, generator)
+                else _random_tensor(x, bound, generator)
             )
-            return made[-1]
+            return new_tensors[-1]
         if isinstance(x, Same):
-            return made[x.index]
+            return new_tensors[x.index]
         if isinstance(x, Many):
-            return [of(each) for each in x.items]
+            return [new_value(item) for item in x.items]
         assert isinstance(x, Plain)
         return torch.device(device) if x.type == "device" else x.value
 
-    return tuple(map(of, call.args)), {name: of(value) for name, value in call.kwargs}
+    return tuple(map(new_value, call.args)), {name: new_value(value) for name, value in call.kwargs}
 
 
-def _bound(call: OpSignature) -> int:
+def _index_bound(call: OpSignature) -> int:
     """Return the exclusive upper bound for random values in the integer tensors of a call.
 
     Integers below it are valid indices into every tensor of the call; for example, for an embedding
     it is the number of rows of the table.
     """
     name = call.op.split(".")[1]
-    given = tensors(call)
-    floats = [x for x in given if x.dtype.is_floating_point and x.shape]
+    inputs = tensor_descriptions(call)
+    floats = [x for x in inputs if x.dtype.is_floating_point and x.shape]
     if name in _BOUNDS and floats:
         return max(floats[0].shape[_BOUNDS[name]], 1)
     if name == "embedding_dense_backward":
         return max(call.args[2].value, 1)
-    return max(min((n for x in (floats or given) for n in x.shape), default=1), 1)
+    return max(min((n for x in (floats or inputs) for n in x.shape), default=1), 1)
 
 
-def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
+def _random_tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
     if 0 in x.shape:
         return torch.empty_strided(x.shape, x.strides, dtype=x.dtype)
     span = _span(x)
@@ -110,29 +114,29 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
     return flat.as_strided(x.shape, x.strides)
 
 
-def shrunk(call: OpSignature, times: int) -> OpSignature:
+def shrink_call(call: OpSignature, times: int) -> OpSignature:
     """Return a description of the call on smaller tensors, for a call too large for this host.
 
     The leading dim of its largest tensor becomes ``times`` smaller, and so does every dim of that
     length, and every number of that value in a list.
 
     Raises:
-        CannotAgain: the leading dim is too short.
+        CannotReplay: the leading dim is too short.
     """
-    largest = max(tensors(call), key=lambda x: x.nbytes, default=None)
+    largest = max(tensor_descriptions(call), key=lambda x: x.nbytes, default=None)
     if largest is None or not largest.shape or largest.shape[0] < 2 * times:
-        raise CannotAgain(call.op)
+        raise CannotReplay(call.op)
     old, new = largest.shape[0], largest.shape[0] // times
 
-    def of(x: Any, listed: bool = False) -> Any:
+    def shrink(x: Any, listed: bool = False) -> Any:
         if isinstance(x, Like):
             return _resized(x, tuple(new if n == old else n for n in x.shape))
         if isinstance(x, Many):
-            return Many(tuple(of(each, True) for each in x.items))
+            return Many(tuple(shrink(item, True) for item in x.items))
         return x._replace(value=new) if listed and x == Plain("int", old) else x
 
-    kwargs = tuple((name, of(value)) for name, value in call.kwargs)
-    return call._replace(args=tuple(map(of, call.args)), kwargs=kwargs, out=of(call.out))
+    kwargs = tuple((name, shrink(value)) for name, value in call.kwargs)
+    return call._replace(args=tuple(map(shrink, call.args)), kwargs=kwargs, out=shrink(call.out))
 
 
 def _resized(x: Like, shape: tuple[int, ...]) -> Like:
@@ -150,7 +154,9 @@ def _resized(x: Like, shape: tuple[int, ...]) -> Like:
     return Like(x.dtype, shape, tuple(strides))
 
 
-def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
+def replay_function(
+    call: OpSignature, cold: bool = False, device: str = "cpu"
+) -> Callable[[], object]:
     """Return a function that makes the call once each time it runs.
 
     Args:
@@ -159,16 +165,16 @@ def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Call
         device: type of the device of the tensors.
 
     Raises:
-        CannotAgain: the call cannot be made.
+        CannotReplay: the call cannot be made.
     """
     keep_freed_memory()  # as every rank of a job does
-    func, needed = op_named(call.op), max(bytes_needed(call), 1)
+    func, call_bytes = find_op(call.op), max(bytes_needed(call), 1)
     # One set more than the caches hold.
-    count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
-    turns = cycle([arguments(call, device) for _ in range(count)])
+    count = max(1, min(MOST_COPIES, -(-cache_bytes() // call_bytes))) + 1 if cold else 1
+    argument_sets = cycle([new_arguments(call, device) for _ in range(count)])
 
     def run() -> object:
-        args, kwargs = next(turns)
+        args, kwargs = next(argument_sets)
         return func(*args, **kwargs)
 
     return run
@@ -195,40 +201,43 @@ def cache_bytes() -> int:
     return CACHE_BYTES
 
 
-def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
+def time_call(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
     """Return the typical seconds of the call, by making it several times.
 
-    ``cold`` and ``device`` say, as in ``repeated``, which tensors are used.
+    ``cold`` and ``device`` say, as in ``replay_function``, which tensors are used.
 
     Raises:
-        CannotAgain: the call cannot be made, or it raises.
+        CannotReplay: the call cannot be made, or it raises.
     """
-    with alone():
-        run = repeated(call, cold, device)
+    with without_modes_and_grad():
+        run = replay_function(call, cold, device)
         try:
             return typical_seconds(run)
         except Exception as error:  # the made-up values may be illegal for an unknown op
-            raise CannotAgain(f"{call.op}: {error}") from None
+            raise CannotReplay(f"{call.op}: {error}") from None
 
 
-def work(call: OpSignature) -> Work:
+def work_on_meta(call: OpSignature) -> Work:
     """Return the ``Work`` (flops, bytes) of a call without computing anything, on ``meta`` tensors.
 
     Raises:
-        CannotAgain: the call cannot be made, or torch does not know the shapes of its results.
+        CannotReplay: the call cannot be made, or torch does not know the shapes of its results.
     """
-    with alone():
-        func = op_named(call.op)
-        args, kwargs = arguments(call, "meta")
+    with without_modes_and_grad():
+        func = find_op(call.op)
+        args, kwargs = new_arguments(call, "meta")
         try:
             return work_of(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
-            raise CannotAgain(f"{call.op}: {error}") from None
+            raise CannotReplay(f"{call.op}: {error}") from None
 
 
 def bytes_needed(call: OpSignature) -> int:
     """Return the bytes of tensors that must be allocated to time the call."""
-    return sum(_span(x) * x.dtype.itemsize for x in (*tensors(call), *tensors(call.out)))
+    return sum(
+        _span(x) * x.dtype.itemsize
+        for x in (*tensor_descriptions(call), *tensor_descriptions(call.out))
+    )
 
 
 def _span(x: Like) -> int:
@@ -239,7 +248,7 @@ def _span(x: Like) -> int:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def without_modes_and_grad() -> Iterator[None]:
     """Run ops inside the ``with`` block without modes, autocast and autograd.
 
     Dispatch modes and function modes of the program are inactive meanwhile, and its random state

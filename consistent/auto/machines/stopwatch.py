@@ -13,7 +13,7 @@ MOST_RUNS = 50
 FEWEST_RUNS = 5
 LONG_S = 0.3  # a call that takes longer is made only twice, and its second run counts
 TRIES = 3
-STEADY = 1.25  # largest ratio of the third quartile of the runs to the first
+MAX_QUARTILE_RATIO = 1.25  # largest ratio of the third quartile of the runs to the first
 
 
 def typical_seconds(run: Callable[[], object]) -> float:
@@ -26,39 +26,39 @@ def typical_seconds(run: Callable[[], object]) -> float:
     """
     medians = []
     for _ in range(TRIES):
-        found = _runs(run)
-        medians.append(found[len(found) // 2])
-        if found[3 * len(found) // 4] <= STEADY * found[len(found) // 4]:
+        runs = _seconds_of_runs(run)
+        medians.append(runs[len(runs) // 2])
+        if runs[3 * len(runs) // 4] <= MAX_QUARTILE_RATIO * runs[len(runs) // 4]:
             break
     return min(medians)
 
 
-def _runs(run: Callable[[], object]) -> list[float]:
+def _seconds_of_runs(run: Callable[[], object]) -> list[float]:
     """Return the seconds per call in each of several runs, in ascending order.
 
     A run makes a short call many times. The first call is not counted.
     """
-    found: list[float] = []
-    spent, alone = 0.0, torch.get_num_threads() == 1
-    first = once(run, 1, alone)[0]
+    runs: list[float] = []
+    spent_seconds, single_threaded = 0.0, torch.get_num_threads() == 1
+    first = time_calls(run, 1, single_threaded)[0]
     count = max(1, round(RUN_S / max(first, 1e-6)))
     fewest = 1 if first > LONG_S else FEWEST_RUNS
-    while len(found) < fewest or (spent < TIMED_S and len(found) < MOST_RUNS):
-        seconds, passed = once(run, count, alone)
-        found.append(seconds / count)
-        spent += passed
-    return sorted(found)
+    while len(runs) < fewest or (spent_seconds < TIMED_S and len(runs) < MOST_RUNS):
+        seconds, passed = time_calls(run, count, single_threaded)
+        runs.append(seconds / count)
+        spent_seconds += passed
+    return sorted(runs)
 
 
-def once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
+def time_calls(run: Callable[[], object], count: int, single_threaded: bool) -> tuple[float, float]:
     """Make ``count`` calls, and return (seconds to report, wall-clock seconds) of all together.
 
-    With ``alone``, which needs a single torch thread, processor time is reported if it is less than
-    wall-clock time.
+    With ``single_threaded``, for a single torch thread, processor time is reported if it is less
+    than wall-clock time.
     """
     start, busy = time.perf_counter(), time.thread_time()
     for _ in range(count):
         run()
     busy, passed = time.thread_time() - busy, time.perf_counter() - start
     # With several threads the others' processor time is missing from ``busy``.
-    return (min(busy, passed) if alone else passed), passed
+    return (min(busy, passed) if single_threaded else passed), passed

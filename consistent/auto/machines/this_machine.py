@@ -28,7 +28,7 @@ from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import is_switched_on
 from mirrored.transports.tuning import table
-from mirrored.transports.tuning.link import kept_link
+from mirrored.transports.tuning.link import stored_link
 
 from ...cost_model.built_in import BUILT_IN
 from ...cost_model.messages import Wire
@@ -43,8 +43,8 @@ from .measurement_cache import MeasurementCache, folder
 from .op_signature import OpSignature
 from .stopwatch import typical_seconds
 
-HOST_LOOKS = 5  # measurements, of which the median counts
-_FLAT = ((1e-9, 1.0),)  # efficiency 1 throughout: the peak rate is itself measured
+HOST_SAMPLES = 5  # measurements, of which the median counts
+_FULL_EFFICIENCY = ((1e-9, 1.0),)  # efficiency 1 throughout: the peak rate is itself measured
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,22 @@ class ThisMachine(Machine):
     distributed over both, and messages between ranks of different hosts use the network.
 
     Args:
-        kept: cache of measured seconds by call.
-        company: background processes that keep the other cores busy while a call is timed.
-        pace: present speed of the host, by which measured times are corrected; None: they are not.
-        sharing: ranks per core, at least 1; times of ops are multiplied by it.
+        measurements: cache of measured seconds by call.
+        background_load: background processes that keep the other cores busy while a call is timed.
+        host_speed: present speed of the host, by which measured times are corrected; None: they are
+            not.
+        ranks_per_core: ranks per core, at least 1; times of ops are multiplied by it.
         hosts: number of hosts.
     """
 
-    kept: MeasurementCache = field(
-        default_factory=lambda: MeasurementCache(kept_path()), compare=False, repr=False
+    measurements: MeasurementCache = field(
+        default_factory=lambda: MeasurementCache(measurements_path()), compare=False, repr=False
     )
-    company: BackgroundLoad = field(
+    background_load: BackgroundLoad = field(
         default_factory=lambda: BackgroundLoad(_cores() - 1), compare=False, repr=False
     )
-    pace: HostSpeed | None = field(default=None, compare=False, repr=False)
-    sharing: float = 1.0  # ranks per core
+    host_speed: HostSpeed | None = field(default=None, compare=False, repr=False)
+    ranks_per_core: float = 1.0  # ranks per core
     hosts: int = 1
 
     @property
@@ -82,23 +83,23 @@ class ThisMachine(Machine):
 
         If a host has more ranks than cores, they take turns, and ops take longer by this factor.
         """
-        here = -(-ranks // self.hosts)
-        if here <= self.ranks_per_host and self.hosts == 1:
+        ranks_here = -(-ranks // self.hosts)
+        if ranks_here <= self.ranks_per_host and self.hosts == 1:
             return self
-        times = max(1.0, here / self.ranks_per_host)
+        times = max(1.0, ranks_here / self.ranks_per_host)
         seconds = self.host_seconds * times
-        return replace(self, ranks_per_host=here, host_seconds=seconds, sharing=times)
+        return replace(self, ranks_per_host=ranks_here, host_seconds=seconds, ranks_per_core=times)
 
     def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
         """Return the seconds of Python for a message that carries ``tensors`` tensors.
 
-        Where ranks outnumber cores, they take turns, so it takes ``sharing`` times as long.
+        Where ranks outnumber cores, they take turns, so it takes ``ranks_per_core`` times as long.
         """
-        return super().message_host_seconds(caller, tensors) * self.sharing
+        return super().message_host_seconds(caller, tensors) * self.ranks_per_core
 
     @property
     def cache_bytes(self) -> float:
-        return replay.cache_bytes() / self.company.ranks
+        return replay.cache_bytes() / self.background_load.ranks
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
         """Return the seconds that the call described by ``work`` takes here.
@@ -111,28 +112,28 @@ class ThisMachine(Machine):
             cold: share of the bytes of its inputs that no cache holds, from 0 to 1.
         """
         if not isinstance(work.key, OpSignature) or work.key.op == "view":  # a simulated view
-            return super().op_seconds(work) * self.sharing
-        found = self._kept(work, work.key, False)
-        if found is None:
-            return super().op_seconds(work) * self.sharing
+            return super().op_seconds(work) * self.ranks_per_core
+        seconds = self._cached_seconds(work, work.key, False)
+        if seconds is None:
+            return super().op_seconds(work) * self.ranks_per_core
         if cold:
-            found += cold * self._longer(work, work.key, found)
-        return found * self.sharing
+            seconds += cold * self._cold_extra_seconds(work, work.key, seconds)
+        return seconds * self.ranks_per_core
 
-    def _longer(self, work: Work, call: OpSignature, warm: float) -> float:
+    def _cold_extra_seconds(self, work: Work, call: OpSignature, warm: float) -> float:
         """Return how many seconds longer the call takes if its tensors are in no cache.
 
         ``warm`` are its seconds on cached tensors. The result is between 0 and the time to read and
         write all the tensors.
         """
-        longer = (self._kept(work, call, True) or warm) - warm
-        return max(0.0, min(longer, self.touch_seconds(work)))
+        extra = (self._cached_seconds(work, call, True) or warm) - warm
+        return max(0.0, min(extra, self.touch_seconds(work)))
 
-    def _kept(self, work: Work, call: OpSignature, cold: bool) -> float | None:
-        name = _short(call)
+    def _cached_seconds(self, work: Work, call: OpSignature, cold: bool) -> float | None:
+        name = _call_key(call)
         if cold:
             name = f"cold: {name}"
-        return self.kept.get(name, partial(self._measured, work, call, cold))
+        return self.measurements.get(name, partial(self._measured_seconds, work, call, cold))
 
     def follow_seconds(self, work: Work) -> float:
         """Return the seconds of Python that an op takes on a rank outside the op's placement.
@@ -142,35 +143,35 @@ class ThisMachine(Machine):
         """
         seconds = 0.0
         if isinstance(work.key, OpSignature) and work.key.op != "view":
-            name = f"on meta: {_short(work.key)}"
-            seconds = self.kept.get(name, partial(_on_meta, work.key)) or 0.0
-        return self.host_seconds + seconds * self.sharing
+            name = f"on meta: {_call_key(work.key)}"
+            seconds = self.measurements.get(name, partial(_seconds_on_meta, work.key)) or 0.0
+        return self.host_seconds + seconds * self.ranks_per_core
 
-    def _measured(self, work: Work, call: OpSignature, cold: bool) -> float | None:
+    def _measured_seconds(self, work: Work, call: OpSignature, cold: bool) -> float | None:
         try:
-            if self._fits(work):
-                return self._timed(call, cold)
+            if self._can_replay(work):
+                return self._time_call(call, cold)
             for times in (2**k for k in range(1, 20)):
-                less = replay.work(replay.shrunk(call, times))
-                if self._fits(less):
-                    growth = super().op_seconds(work) / super().op_seconds(less)
-                    return self._timed(replay.shrunk(call, times), cold) * growth
-        except replay.CannotAgain:
+                shrunk_work = replay.work_on_meta(replay.shrink_call(call, times))
+                if self._can_replay(shrunk_work):
+                    growth = super().op_seconds(work) / super().op_seconds(shrunk_work)
+                    return self._time_call(replay.shrink_call(call, times), cold) * growth
+        except replay.CannotReplay:
             pass
         return None
 
-    def _timed(self, call: OpSignature, cold: bool) -> float:
+    def _time_call(self, call: OpSignature, cold: bool) -> float:
         """Time the call here while the other cores make it too, as in a job that uses all cores.
 
         The time is converted to the usual speed of the host.
         """
-        if self.pace is not None and not self.pace.is_known:
-            _look(self.pace, self.company)
-        with self.company.beside(call, cold):
-            seconds = replay.timed(call, cold)
-        return seconds if self.pace is None else self.pace.usually(seconds)
+        if self.host_speed is not None and not self.host_speed.is_known:
+            _measure_speed(self.host_speed, self.background_load)
+        with self.background_load.running(call, cold):
+            seconds = replay.time_call(call, cold)
+        return seconds if self.host_speed is None else self.host_speed.at_usual_speed(seconds)
 
-    def _fits(self, work: Work) -> bool:
+    def _can_replay(self, work: Work) -> bool:
         """Return whether the call is small enough, in memory and time, to be made on this host."""
         assert isinstance(work.key, OpSignature)
         if replay.bytes_needed(work.key) > replay.MOST_BYTES:
@@ -182,11 +183,13 @@ class ThisMachine(Machine):
 
         Programs choose the sizes of messages by them. The link also has the rate of local copies.
         """
-        return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
+        return self._link_between(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
 
-    def _link(self, ranks: Ranks) -> Link:
+    def _link_between(self, ranks: Ranks) -> Link:
         one_host = len({rank // self.ranks_per_host for rank in ranks}) == 1
-        return (_link if one_host and self.shares_memory else _between)(len(ranks))
+        return (_shared_memory_link if one_host and self.shares_memory else _network_link)(
+            len(ranks)
+        )
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
         """Return the seconds of a communication between ``ranks``, from latency and bandwidth.
@@ -200,34 +203,34 @@ class ThisMachine(Machine):
         if len(ranks) < 2:
             return 0.0
         super().message_seconds(name, 0, ranks)  # raises for unknown names
-        link = self._link(ranks)
+        link = self._link_between(ranks)
         return link.latency_s + nbytes / link.bytes_per_s
 
 
 @lru_cache
-def _link(ranks: int) -> Link:
-    return kept_link(ranks, table.processors(), True) or table.Table().link
+def _shared_memory_link(ranks: int) -> Link:
+    return stored_link(ranks, table.cpu_device_name(), True) or table.Table().link
 
 
 @lru_cache
-def _between(ranks: int) -> Link:
+def _network_link(ranks: int) -> Link:
     """Return bandwidth and latency of messages between ranks that do not share memory.
 
     They are those that ``ranks`` ranks last measured, or built-in figures if there are none.
     """
     cpu = BUILT_IN["cpu"]
-    found = table.kept(ranks, table.MESSAGES)
-    return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
+    measured = table.load_stored(ranks, table.MESSAGES)
+    return Link(cpu.latency, cpu.bandwidth) if measured is None else measured.link
 
 
 @lru_cache(1 << 14)
-def _short(call: OpSignature) -> str:
+def _call_key(call: OpSignature) -> str:
     # Without ``out``, which op and arguments determine.
     text = hashlib.sha256(repr(call[:3]).encode()).hexdigest()[:24]
     return f"{call.op} {text}"
 
 
-def kept_path() -> Path:
+def measurements_path() -> Path:
     """Return the file in which the measurements of this host are cached."""
     threads = f"{torch.get_num_threads()} threads"
     name = f"machine {cpu_model()} torch {torch.__version__} {threads} paced.jsonl"
@@ -247,26 +250,26 @@ def cpu_model() -> str:
 
 def this_machine() -> ThisMachine:
     """Return this host's CPU as a machine; the first call on a host takes a few seconds."""
-    kept, ranks = MeasurementCache(kept_path()), os.cpu_count() or 1
+    cache, ranks = MeasurementCache(measurements_path()), os.cpu_count() or 1
 
     def figure(name: str, measure: Callable[[], float]) -> float:
-        found = kept.get(name, measure)
-        assert found is not None
-        return found
+        value = cache.get(name, measure)
+        assert value is not None
+        return value
 
-    link, between = _link(max(ranks, 2)), _between(max(ranks, 2))
+    link, between = _shared_memory_link(max(ranks, 2)), _network_link(max(ranks, 2))
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     with without_modes():
-        company = BackgroundLoad(_cores() - 1)
+        background_load = BackgroundLoad(_cores() - 1)
 
-        pace = HostSpeed(figure("fixed calls s", partial(_usual_s, company)))
+        host_speed = HostSpeed(figure("fixed calls s", partial(_usual_seconds, background_load)))
 
         def host_s() -> float:
-            found = []
-            for _ in range(HOST_LOOKS):
-                _look(pace, company)
-                found.append(pace.usually(_host_s()))
-            return statistics.median(found)
+            samples = []
+            for _ in range(HOST_SAMPLES):
+                _measure_speed(host_speed, background_load)
+                samples.append(host_speed.at_usual_speed(_host_seconds()))
+            return statistics.median(samples)
 
         copies = link.copy_bytes_per_s
         return ThisMachine(
@@ -282,10 +285,10 @@ def this_machine() -> ThisMachine:
             message_start_s=link.latency_s,
             launch_seconds=figure("launch s", _launch_s),
             host_seconds=figure("host s of a global op or view", host_s),
-            efficiency=_FLAT,
-            kept=kept,
-            company=company,
-            pace=pace,
+            efficiency=_FULL_EFFICIENCY,
+            measurements=cache,
+            background_load=background_load,
+            host_speed=host_speed,
         )
 
 
@@ -294,26 +297,26 @@ def _cores() -> int:
     return max(1, (os.cpu_count() or 1) // torch.get_num_threads())
 
 
-def _on_meta(call: OpSignature) -> float | None:
+def _seconds_on_meta(call: OpSignature) -> float | None:
     try:
-        return replay.timed(call, device="meta")
-    except replay.CannotAgain:
+        return replay.time_call(call, device="meta")
+    except replay.CannotReplay:
         return None
 
 
-def _usual_s(company: BackgroundLoad) -> float:
+def _usual_seconds(background_load: BackgroundLoad) -> float:
     """Return the usual seconds of the fixed calls of ``host_speed.py``, with all cores busy."""
-    with replay.alone(), company.beside(None):
+    with replay.without_modes_and_grad(), background_load.running(None):
         return fixed_seconds(USUAL_S)
 
 
-def _look(pace: HostSpeed, company: BackgroundLoad) -> None:
-    """Measure the present speed of the host while all cores are busy, and store it in ``pace``.
+def _measure_speed(host_speed: HostSpeed, background_load: BackgroundLoad) -> None:
+    """Measure the present speed of the host while all cores are busy, into ``host_speed``.
 
-    ``company`` are the processes that keep the other cores busy.
+    ``background_load`` are the processes that keep the other cores busy.
     """
-    with replay.alone(), company.beside(None):
-        pace.look()
+    with replay.without_modes_and_grad(), background_load.running(None):
+        host_speed.measure()
 
 
 # ---- figures ------------------------------------------------------------------------------------
@@ -337,7 +340,7 @@ def _launch_s() -> float:
     return typical_seconds(lambda: add(x, x))
 
 
-def _host_s() -> float:
+def _host_seconds() -> float:
     """Return the seconds of Python, autograd and dispatch that an op on global tensors adds.
 
     Forward and backward of a small model are timed, and the times of the ops themselves are
@@ -346,11 +349,11 @@ def _host_s() -> float:
     """
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec
-    from .op_count import works
+    from .op_count import record_works
 
     rank = current().rank
 
-    def on_me(x: Any) -> Any:
+    def on_this_rank(x: Any) -> Any:
         placement = Placement("cpu", [rank])
         return attach(x.detach(), TensorSpec.of(placement, (B,), x.shape, x.dtype))
 
@@ -361,16 +364,18 @@ def _host_s() -> float:
     for module in model.modules():
         for name, p in list(module._parameters.items()):
             if p is not None:
-                module._parameters[name] = nn.Parameter(on_me(p))
-    x = on_me(torch.ones(rows, width))
+                module._parameters[name] = nn.Parameter(on_this_rank(p))
+    x = on_this_rank(torch.ones(rows, width))
 
     def step() -> None:
         (model(x) * 2.0 + x).square().mean().backward()
 
     with torch.enable_grad():
         step()
-        made = works(step)
-        whole = typical_seconds(step)
-    timed = lru_cache(None)(replay.timed)
-    ops = sum(timed(work.key) for work in made if work.runs and isinstance(work.key, OpSignature))
-    return max(whole - ops, 0.0) / len(made)
+        step_works = record_works(step)
+        step_seconds = typical_seconds(step)
+    timed = lru_cache(None)(replay.time_call)
+    ops = sum(
+        timed(work.key) for work in step_works if work.runs and isinstance(work.key, OpSignature)
+    )
+    return max(step_seconds - ops, 0.0) / len(step_works)

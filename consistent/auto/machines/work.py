@@ -11,7 +11,7 @@ import torch
 from ...cost_model.work import Work
 from .bytes_accessed import ALLOCATES, VIEWS, touched_bytes
 from .flops import ATTENTION, CONVOLUTIONS, flops_of, is_product
-from .op_signature import Like, OpSignature, described, tensors
+from .op_signature import Like, OpSignature, describe_call, tensor_descriptions
 
 _COPIES = frozenset(
     """clone copy_ _to_copy cat stack index index_select gather embedding _foreach_copy_ new_full
@@ -30,7 +30,7 @@ _REDUCTIONS = frozenset(
 
 
 _works: dict[OpSignature, Work] = {}
-MOST_KEPT = 100_000
+MAX_CACHED = 100_000
 
 
 def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Work:
@@ -43,21 +43,21 @@ def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], ou
         args, kwargs: arguments of the call.
         out: result of the call.
     """
-    key = described(_name(func), args, kwargs, out)
-    found = _works.get(key)
-    if found is None:
-        if len(_works) >= MOST_KEPT:
+    key = describe_call(_op_name(func), args, kwargs, out)
+    work = _works.get(key)
+    if work is None:
+        if len(_works) >= MAX_CACHED:
             _works.clear()
-        found = _works[key] = _new_work(func, args, kwargs, out, key)
-    return found
+        work = _works[key] = _new_work(func, args, kwargs, out, key)
+    return work
 
 
 def _new_work(
     func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any, key: OpSignature
 ) -> Work:
     kind = kind_of(func)
-    involved = tensors(key) or tensors((key.out,))
-    largest = max(involved, key=_weight, default=None)
+    call_tensors = tensor_descriptions(key) or tensor_descriptions((key.out,))
+    largest = max(call_tensors, key=_dtype_priority, default=None)
     dtype = largest.dtype if largest is not None else torch.float32
     if kind == "view":
         return Work(key.op, kind, dtype, 0.0, 0, key)
@@ -65,7 +65,7 @@ def _new_work(
     return Work(key.op, kind, dtype, flops, touched_bytes(func, key), key)
 
 
-def _weight(x: Like) -> tuple[bool, int]:
+def _dtype_priority(x: Like) -> tuple[bool, int]:
     """Return a sort key whose maximum is the tensor that decides the dtype of an op's ``Work``.
 
     That is the largest float tensor. Integers and masks come last, because they do not decide how
@@ -75,12 +75,12 @@ def _weight(x: Like) -> tuple[bool, int]:
 
 
 @lru_cache(None)
-def _name(func: torch._ops.OpOverload) -> str:
+def _op_name(func: torch._ops.OpOverload) -> str:
     return str(func)
 
 
 @lru_cache(None)
-def _packet(func: torch._ops.OpOverload) -> str:
+def _packet_name(func: torch._ops.OpOverload) -> str:
     return func._schema.name.partition("::")[2]
 
 
@@ -90,7 +90,7 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
     The kinds are those of ``Work``.
     """
-    name = _packet(func)
+    name = _packet_name(func)
     if func.namespace == "profiler" or name in VIEWS or name in ALLOCATES or _is_view(func):
         return "view"
     if name in CONVOLUTIONS:

@@ -22,7 +22,7 @@ _WORDS = {
 _FILLS = dict(zip(_WORDS, (PALETTE[k] for k in (0, 2, 4, 5, 6, 1, 3)), strict=True))
 _MARKS = dict(zip(_WORDS, "FBIW=x-"))
 _ROW, _LEFT, _WIDTH = 30.0, 96.0, 900.0
-_THIN = 1.5  # pixels; spans with a smaller gap are drawn as one
+_MIN_GAP = 1.5  # pixels; spans with a smaller gap are drawn as one
 
 
 class StepPicture(Picture):
@@ -35,77 +35,83 @@ class StepPicture(Picture):
         self.timeline = timeline
 
     def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
-        room = max(10, width - 12)
-        lines = [self._head()]
+        row_width = max(10, width - 12)
+        lines = [self._title()]
         for rank, track in sorted(self.timeline.tracks.items()):
-            row = [" "] * room
+            row = [" "] * row_width
             for span in track.spans:
                 if span.kind == "wire":
                     continue
-                a, b = (round(room * t / self._total()) for t in (span.begin, span.end))
+                a, b = (
+                    round(row_width * t / self._total_seconds()) for t in (span.begin, span.end)
+                )
                 row[a:b] = _MARKS[span.kind] * (b - a)
             lines.append(f"rank {rank:<6} {''.join(row)}".rstrip())
-        kinds = [k for k in self._kinds() if k != "wire"]
+        kinds = [k for k in self._used_kinds() if k != "wire"]
         return "\n".join([*lines, "; ".join(f"{_MARKS[k]} {_WORDS[k]}" for k in kinds)])
 
     def drawing(self) -> Drawing:
-        scale = _WIDTH / self._total()
-        shapes: list[Box | Words] = [Words(20, 30, self._head(), 14, bold=True)]
+        scale = _WIDTH / self._total_seconds()
+        shapes: list[Box | Words] = [Words(20, 30, self._title(), 14, bold=True)]
         y = 48.0
         for rank, track in sorted(self.timeline.tracks.items()):
             shapes.append(Words(20, y + 17, f"rank {rank}", 12))
             shapes.append(Box(_LEFT, y, _WIDTH, _ROW - 6, "empty"))
-            both = any(span.kind == "wire" for span in track.spans)
-            for kind, begin, end in _merged(track.spans, _THIN / scale):
-                high = (_ROW - 6) * (0.62 if both else 1.0)
-                top, tall = (y + high, _ROW - 6 - high) if kind == "wire" else (y, high)
-                x, long = _LEFT + begin * scale, max((end - begin) * scale, 0.4)
-                edge = "paper" if kind in "FBIW" and long > 4 else ""
-                said = f"{_WORDS[kind]}: {seconds_text(end - begin)}"
-                shapes.append(Box(x, top, long, tall, _FILLS[kind], edge, title=said))
+            has_wire = any(span.kind == "wire" for span in track.spans)
+            for kind, begin, end in _merge_spans(track.spans, _MIN_GAP / scale):
+                height = (_ROW - 6) * (0.62 if has_wire else 1.0)
+                top, span_height = (
+                    (y + height, _ROW - 6 - height) if kind == "wire" else (y, height)
+                )
+                x, length = _LEFT + begin * scale, max((end - begin) * scale, 0.4)
+                edge = "paper" if kind in "FBIW" and length > 4 else ""
+                label = f"{_WORDS[kind]}: {seconds_text(end - begin)}"
+                shapes.append(Box(x, top, length, span_height, _FILLS[kind], edge, title=label))
             y += _ROW
         for k in range(5):
-            at = _LEFT + _WIDTH * k / 4
-            words = seconds_text(self._total() * k / 4) if k else "0"
-            shapes.append(Words(at, y + 12, words, 11, "faint", "middle"))
+            tick = _LEFT + _WIDTH * k / 4
+            words = seconds_text(self._total_seconds() * k / 4) if k else "0"
+            shapes.append(Words(tick, y + 12, words, 11, "faint", "middle"))
         x = _LEFT
-        for kind in self._kinds():
+        for kind in self._used_kinds():
             shapes.append(Box(x, y + 26, 12, 12, _FILLS[kind]))
             shapes.append(Words(x + 18, y + 36, _WORDS[kind], 11, "faint"))
             x += 40 + 6.2 * len(_WORDS[kind])
-        return Drawing(_LEFT + _WIDTH + 36, y + 52, shapes, self._head())
+        return Drawing(_LEFT + _WIDTH + 36, y + 52, shapes, self._title())
 
-    def _total(self) -> float:
+    def _total_seconds(self) -> float:
         return self.timeline.seconds or 1.0
 
-    def _kinds(self) -> list[str]:
-        met = {span.kind for track in self.timeline.tracks.values() for span in track.spans}
-        return [kind for kind in _WORDS if kind in met]
+    def _used_kinds(self) -> list[str]:
+        used = {span.kind for track in self.timeline.tracks.values() for span in track.spans}
+        return [kind for kind in _WORDS if kind in used]
 
-    def _head(self) -> str:
-        said = f"A step of {seconds_text(self.timeline.seconds)}"
+    def _title(self) -> str:
+        title = f"A step of {seconds_text(self.timeline.seconds)}"
         if self.timeline.schedule and len(self.timeline.tracks) > 1:
             idle = f"stages stand idle {self.timeline.bubble:.0%} of it"
-            said += f", {self.timeline.schedule}: {idle}"
-        return said
+            title += f", {self.timeline.schedule}: {idle}"
+        return title
 
 
-def _merged(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
+def _merge_spans(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
     """Return (kind, begin, end) of the spans to draw, with neighbours of one kind joined.
 
     Spans are joined if at most ``gap`` seconds are between them. Actions of a pipeline schedule
     stay separate, unless they are too short to be distinguished.
     """
-    made: list[tuple[str, float, float]] = []
+    merged: list[tuple[str, float, float]] = []
     last: dict[bool, int] = {}  # overlaps compute or not -> index of the span before
     for span in spans:
-        beside = span.kind == "wire"
-        apart = span.kind in _WORDS and span.kind in "FBIW" and span.end - span.begin > 3 * gap
-        k = last.get(beside)
-        if k is not None and not apart and made[k][0] == span.kind:
-            if span.begin - made[k][2] <= gap:
-                made[k] = span.kind, made[k][1], max(made[k][2], span.end)
+        is_wire = span.kind == "wire"
+        stays_separate = (
+            span.kind in _WORDS and span.kind in "FBIW" and span.end - span.begin > 3 * gap
+        )
+        k = last.get(is_wire)
+        if k is not None and not stays_separate and merged[k][0] == span.kind:
+            if span.begin - merged[k][2] <= gap:
+                merged[k] = span.kind, merged[k][1], max(merged[k][2], span.end)
                 continue
-        last[beside] = len(made)
-        made.append((span.kind, span.begin, span.end))
-    return made
+        last[is_wire] = len(merged)
+        merged.append((span.kind, span.begin, span.end))
+    return merged

@@ -19,17 +19,17 @@ from typing import Any
 from ...dispatch.plans.gradients import raw_grad, set_raw_grad, settled_spec
 from ...dispatch.plans.shards import attach, is_global
 from ...graph.program import StagesProgram, refs
-from ...pipeline.part import Part as Lines
+from ...pipeline.part import ProgramPart
 from ...spec import Placement, TensorSpec
 from ...spec.nested import tensors_in
-from ..machines.op_signature import tensors
-from .log import Held, Message, SimulatedOp
+from ..machines.op_signature import tensor_descriptions
+from .log import MemoryEvent, Message, SimulatedOp
 
 Place = tuple[int, int]  # (stage, position among its ranks)
 
 
 @dataclass
-class Part:
+class ActionEvents:
     """Events of one action of a pipeline stage, such as the forward of one micro-batch.
 
     Args:
@@ -43,10 +43,10 @@ class Part:
     received: int = 0
 
 
-class Alike:
+class EqualStages:
     """Table of the pipeline stages that equal an earlier, simulated stage.
 
-    ``first`` maps such a stage to the earlier one, whose events are copied for it.
+    ``earlier_stage`` maps such a stage to the earlier one, whose events are copied for it.
 
     Args:
         placements: placement of each stage.
@@ -58,13 +58,13 @@ class Alike:
         for stage, ranks in enumerate(self._ranks):
             for position, rank in enumerate(ranks):
                 self._places.setdefault(rank, (stage, position))
-        self._apart = len(set(placements)) == len(placements)
-        self._met: dict[Hashable, int] = {}
-        self.first: dict[int, int] = {}
+        self._has_own_placements = len(set(placements)) == len(placements)
+        self._first_of_kind: dict[Hashable, int] = {}
+        self.earlier_stage: dict[int, int] = {}
         """Stage -> an earlier equal stage; has no entry for a stage without one."""
 
-    def first_forward(
-        self, stage: int, kind: Hashable, program: StagesProgram, lines: Lines
+    def find_by_kind(
+        self, stage: int, kind: Hashable, program: StagesProgram, lines: ProgramPart
     ) -> None:
         """Look for an earlier stage that equals ``stage``, before the forward of ``stage`` runs.
 
@@ -75,11 +75,13 @@ class Alike:
             program: the recorded program of all stages.
             lines: the part of ``program`` that the stage runs.
         """
-        specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)
-        between = tuple("" if line.is_module else line.name for line in lines.lines)
-        self._meet(stage, program, lines, (kind, specs, between))
+        specs = tuple(_spec_key(program.spec(move.out)) for move in lines.entering)
+        op_names = tuple("" if line.is_module else line.name for line in lines.lines)
+        self._find_equal(stage, program, lines, (kind, specs, op_names))
 
-    def look(self, stage: int, program: StagesProgram, lines: Lines, forward: Part) -> None:
+    def find_by_events(
+        self, stage: int, program: StagesProgram, lines: ProgramPart, forward: ActionEvents
+    ) -> None:
         """Look for an earlier stage whose first forward had the same events as that of ``stage``.
 
         Args:
@@ -87,76 +89,82 @@ class Alike:
             lines: the part of ``program`` that the stage runs.
             forward: events of the first forward of ``stage``, which has run.
         """
-        events = tuple(self._of_event(e, stage) for e in forward.events)
-        self._meet(stage, program, lines, events)
+        events = tuple(self._event_key(e, stage) for e in forward.events)
+        self._find_equal(stage, program, lines, events)
 
-    def _meet(self, stage: int, program: StagesProgram, lines: Lines, done: Hashable) -> None:
-        # A stage with losses or results equals no other. ``moved`` also needs a different placement
-        # for each stage, and transfers only from a stage to the next.
-        ends = lines.losses or lines.results or not self._apart
-        if ends or any(move.dst - move.src != 1 for move in program.moves):
+    def _find_equal(
+        self, stage: int, program: StagesProgram, lines: ProgramPart, forward_key: Hashable
+    ) -> None:
+        # A stage with losses or results equals no other. ``events_for_stage`` also needs stages on
+        # different placements, and transfers only from a stage to the next.
+        is_unique = lines.losses or lines.results or not self._has_own_placements
+        if is_unique or any(move.dst - move.src != 1 for move in program.moves):
             return
-        params = tuple(map(_of_param, params_of(program, lines)))
-        kind = done, params, len(lines.entering), len(lines.leaving)
-        first = self._met.setdefault(kind, stage)
+        params = tuple(map(_param_key, params_of(program, lines)))
+        kind = forward_key, params, len(lines.entering), len(lines.leaving)
+        first = self._first_of_kind.setdefault(kind, stage)
         if first != stage:
-            self.first[stage] = first
+            self.earlier_stage[stage] = first
 
-    def _of_event(self, event: Any, stage: int) -> Hashable:
+    def _event_key(self, event: Any, stage: int) -> Hashable:
         if isinstance(event, SimulatedOp):
             key = event.work.key
             # Without arguments that are not tensors: among them is the counter of a random op.
-            return key.op, tuple(tensors(key)), key.out
+            return key.op, tuple(tensor_descriptions(key)), key.out
         if isinstance(event, Message):
-            ranks = tuple(self._from(rank, stage) for rank in event.ranks)
+            ranks = tuple(self._relative_place(rank, stage) for rank in event.ranks)
             return event.name, event.bytes, ranks, bool(event.start), bool(event.wait)
-        if isinstance(event, Held):
+        if isinstance(event, MemoryEvent):
             return event.bytes, event.message
         return None
 
-    def _from(self, rank: int, stage: int) -> Place:
+    def _relative_place(self, rank: int, stage: int) -> Place:
         """Return where a rank is relative to ``stage``: (distance in stages, index in its stage).
 
         Example: with two ranks a stage, rank 5 relative to stage 1 gives (1, 1).
         """
-        found, position = self._places[rank]
-        return found - stage, position
+        rank_stage, position = self._places[rank]
+        return rank_stage - stage, position
 
-    def moved(self, part: Part, first: int, stage: int) -> Part:
+    def events_for_stage(self, part: ActionEvents, first: int, stage: int) -> ActionEvents:
         """Return a copy of the events ``part`` of stage ``first`` for the equal stage ``stage``.
 
         The ranks in them are replaced by the corresponding ranks of ``stage`` and its neighbours.
         """
 
-        def rank(old: int) -> int:
-            offset, position = self._from(old, first)
+        def moved_rank(old: int) -> int:
+            offset, position = self._relative_place(old, first)
             return self._ranks[stage + offset][position]
 
-        def event(e: Any) -> Any:
+        def moved_event(e: Any) -> Any:
             if isinstance(e, Message):
-                return replace(e, rank=rank(e.rank), ranks=tuple(map(rank, e.ranks)))
-            return replace(e, rank=rank(e.rank)) if isinstance(e, SimulatedOp | Held) else e
+                return replace(e, rank=moved_rank(e.rank), ranks=tuple(map(moved_rank, e.ranks)))
+            return (
+                replace(e, rank=moved_rank(e.rank))
+                if isinstance(e, SimulatedOp | MemoryEvent)
+                else e
+            )
 
         sent = {
-            to + stage - first: (nbytes, (rank(ranks[0]), rank(ranks[1])))
+            to + stage - first: (nbytes, (moved_rank(ranks[0]), moved_rank(ranks[1])))
             for to, (nbytes, ranks) in part.sent.items()
         }
-        return Part([event(e) for e in part.events], sent, part.received)
+        return ActionEvents([moved_event(e) for e in part.events], sent, part.received)
 
 
-def params_of(program: StagesProgram, lines: Lines) -> list[Any]:
+def params_of(program: StagesProgram, lines: ProgramPart) -> list[Any]:
     """Return the trainable global parameters that a stage computes with, each once.
 
     ``lines`` is the stage's part of ``program``.
     """
-    found: dict[int, Any] = {}
-    for x in read_by(program, lines):
+    params: dict[int, Any] = {}
+    for x in tensors_read_by(program, lines):
         if is_global(x) and x.is_leaf and x.requires_grad:
-            found[id(x)] = x
-    return list(found.values())
+            params[id(x)] = x
+    return list(params.values())
 
 
-def read_by(program: StagesProgram, lines: Lines) -> Iterator[Any]:
+def tensors_read_by(program: StagesProgram, lines: ProgramPart) -> Iterator[Any]:
     """Yield the parameters, buffers and other tensors of the program that a stage reads.
 
     ``lines`` is the stage's part of ``program``.
@@ -170,13 +178,13 @@ def read_by(program: StagesProgram, lines: Lines) -> Iterator[Any]:
                 yield from tensors_in(read())
 
 
-def _of_spec(spec: TensorSpec) -> Hashable:
+def _spec_key(spec: TensorSpec) -> Hashable:
     return spec.shape, spec.dtype, spec.sbp, spec.placement.shape
 
 
-def _of_param(p: Any) -> Hashable:
-    said = tuple(sorted((k, v) for k, v in vars(p).items() if isinstance(v, str)))
-    return p._spec.shape, p._spec.dtype, p._spec.sbp, said, raw_grad(p) is None
+def _param_key(p: Any) -> Hashable:
+    attributes = tuple(sorted((k, v) for k, v in vars(p).items() if isinstance(v, str)))
+    return p._spec.shape, p._spec.dtype, p._spec.sbp, attributes, raw_grad(p) is None
 
 
 def give_gradients(like: Sequence[Any], params: Sequence[Any], empty: Any) -> None:

@@ -25,28 +25,28 @@ class CacheModel:
     """
 
     def __init__(self, cache_bytes: float) -> None:
-        self._cache = cache_bytes
-        self._clocks: Counter[int] = Counter()  # rank -> bytes that it has touched so far
-        self._last: dict[int, int] = {}
+        self._cache_bytes = cache_bytes
+        self._touched_bytes: Counter[int] = Counter()  # rank -> bytes that it has touched so far
+        self._last_access: dict[int, int] = {}
 
-    def made(self, rank: int, memories: Memories) -> None:
+    def record_write(self, rank: int, memories: Memories) -> None:
         """Note that ``rank`` has written ``memories``: (number, bytes) of each storage."""
-        now = self._clocks[rank]
+        now = self._touched_bytes[rank]
         for number, nbytes in memories:
-            self._last[number] = now
-            self._clocks[rank] += nbytes
+            self._last_access[number] = now
+            self._touched_bytes[rank] += nbytes
 
-    def cold(self, rank: int, memories: Memories) -> float:
+    def record_read(self, rank: int, memories: Memories) -> float:
         """Note that ``rank`` reads ``memories``; return the share of their bytes not in its cache.
 
         The share is between 0 and 1. ``memories`` has (number, bytes) of each storage.
         """
-        now, total, cold = self._clocks[rank], 0, 0
+        now, total, cold = self._touched_bytes[rank], 0, 0
         for number, nbytes in memories:
-            last = self._last.get(number)
+            last = self._last_access.get(number)
             total += nbytes
             # In a least-recently-used cache, that many bytes touched since then have displaced it.
-            cold += nbytes * (last is None or now - last > self._cache)
-            self._last[number] = now
-        self._clocks[rank] += total
+            cold += nbytes * (last is None or now - last > self._cache_bytes)
+            self._last_access[number] = now
+        self._touched_bytes[rank] += total
         return cold / total if total else 0.0

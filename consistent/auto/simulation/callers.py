@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...cost_model.model import Caller
-from ...nn.sharded.step import install_hooks
+from ...nn.sharded.step import install_step_hooks
 from ...spec.tracer import Tracer
 
 
@@ -29,55 +29,57 @@ class Callers:
     """
 
     def __init__(self) -> None:
-        self._backwards = 0  # passes of the engine that have begun: they may be nested
-        self._updates = False
-        self._records = True  # whether the module that was called last records a graph
+        self._backward_depth = 0  # passes of the engine that have begun: they may be nested
+        self._in_update = False
+        self._records_graph = True  # whether the module that was called last records a graph
 
-    def now(self) -> Caller:
+    def op_caller(self) -> Caller:
         """Return who calls the op that runs now: "forward", "backward" or "update"."""
         if torch.is_grad_enabled():  # also where a checkpoint runs forward again in backward
             return "forward"
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         # Without a graph: inference, or what the library and optimizers do to shards.
-        return "update" if self._records or not self._in_forward else "forward"
+        return "update" if self._records_graph or not self._in_forward else "forward"
 
-    def sending(self) -> Caller:
+    def message_caller(self) -> Caller:
         """Return who sends a message now: "forward", "backward" or "update".
 
-        In forward, boxing sends with grad mode off, by which ``now`` would take it for an update.
+        In forward, boxing sends with grad mode off, so ``op_caller`` would take it for an update.
         """
-        return "forward" if self._in_forward else self.now()
+        return "forward" if self._in_forward else self.op_caller()
 
     @property
     def _in_forward(self) -> bool:
-        return not (self._updates or self._backwards)
+        return not (self._in_update or self._backward_depth)
 
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Observe the program inside the ``with`` block."""
 
-        def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._updates = False
+        def end_update(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._in_update = False
 
         # The library's hooks run first: what they do after a step belongs to it.
-        install_hooks()
+        install_step_hooks()
         hooks = [
-            register_optimizer_step_post_hook(ended),
-            register_module_forward_pre_hook(self._called),
+            register_optimizer_step_post_hook(end_update),
+            register_module_forward_pre_hook(self._before_forward),
         ]
         try:
-            with Tracer(on_backward=self._in_backward, on_optimizer_step=self._in_step).tracing():
+            with Tracer(
+                on_backward=self._on_backward, on_optimizer_step=self._on_optimizer_step
+            ).tracing():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _called(self, module: Any, args: Any) -> None:
-        self._records = torch.is_grad_enabled()
+    def _before_forward(self, module: Any, args: Any) -> None:
+        self._records_graph = torch.is_grad_enabled()
 
-    def _in_backward(self, begins: bool) -> None:
-        self._backwards += 1 if begins else -1
+    def _on_backward(self, begins: bool) -> None:
+        self._backward_depth += 1 if begins else -1
 
-    def _in_step(self, optimizer: Any) -> None:
-        self._updates = True
+    def _on_optimizer_step(self, optimizer: Any) -> None:
+        self._in_update = True

@@ -1,9 +1,9 @@
 """Calls of modules in the log of a simulation, with arguments from which a call can be made again.
 
 ```
-y = block(x, mask, scale=2)    --->    Entered("block", ((Blank(8x64), mask), {"scale": 2}))
+y = block(x, mask, scale=2)    --->    ModuleEntered("block", ((Blank(8x64), mask), {"scale": 2}))
                                        Op ... Op ...
-                                       Left("block", [Blank(8x64)])
+                                       ModuleLeft("block", [Blank(8x64)])
 ```
 """
 
@@ -21,19 +21,19 @@ from torch.overrides import TorchFunctionMode
 
 from ...graph.module_calls import module_calls
 from ...spec.nested import map_tensors, tensors_in
-from .log import Entered, Left, Log
+from .log import Log, ModuleEntered, ModuleLeft
 from .memory import Memory
 
 _MAKE = "what stands for blanks"
 
 
-def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """Return a deep copy of ``given`` in which ``make(blank)`` replaces each ``Blank``.
+def fill_blanks(arguments: Any, make: Callable[[Blank], Any]) -> Any:
+    """Return a deep copy of ``arguments`` in which ``make(blank)`` replaces each ``Blank``.
 
     With it, a logged call can be made again with new tensors. Blanks are found at any depth.
     """
     memo: dict[Any, Any] = {_MAKE: make}
-    return copy.deepcopy(given, memo)
+    return copy.deepcopy(arguments, memo)
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Blank:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
-        """Return the blank itself, or its replacement inside ``filled``."""
+        """Return the blank itself, or its replacement inside ``fill_blanks``."""
         make = memo.get(_MAKE)
         return self if make is None else make(self)
 
 
-def logged(
+def log_calls(
     log: Log, memory: Memory, modules: Iterable[tuple[str, nn.Module]]
 ) -> AbstractContextManager[None]:
     """Log each call of the named ``modules`` that is made inside the ``with`` block.
 
     Args:
-        log: gets an ``Entered`` and a ``Left`` event for each call.
+        log: gets a ``ModuleEntered`` and a ``ModuleLeft`` event for each call.
         memory: knows which tensors are imagined (without values); in the log, a ``Blank`` replaces
             each of them.
         modules: (name, module) pairs.
@@ -75,17 +75,17 @@ def logged(
             return x.detach()  # a small tensor with real values
         return Blank(tuple(x.shape), x.dtype, x.requires_grad)
 
-    def enter(name: str, *given: Any) -> None:
-        log.events.append(Entered(name, _copied(given, blank)))
+    def enter(name: str, *arguments: Any) -> None:
+        log.events.append(ModuleEntered(name, _copy_arguments(arguments, blank)))
 
     def leave(name: str, out: Any) -> None:
         outs = [x for x in map(blank, tensors_in(out)) if isinstance(x, Blank)]
-        log.events.append(Left(name, outs))
+        log.events.append(ModuleLeft(name, outs))
 
     return module_calls(modules, enter, leave)
 
 
-def _copied(given: Any, blank: Callable[[Tensor], Any]) -> Any:
+def _copy_arguments(arguments: Any, blank: Callable[[Tensor], Any]) -> Any:
     """Return a copy of a call's arguments, with ``blank(x)`` in place of each tensor x.
 
     They are copied before the module runs, because later modules may write into them, such as into
@@ -93,9 +93,9 @@ def _copied(given: Any, blank: Callable[[Tensor], Any]) -> Any:
     """
     with _CopyingTensors(blank):
         try:
-            return copy.deepcopy(given)
+            return copy.deepcopy(arguments)
         except (TypeError, RuntimeError):  # something inside cannot be copied
-            return map_tensors(given, blank)
+            return map_tensors(arguments, blank)
 
 
 class _CopyingTensors(TorchFunctionMode):

@@ -37,19 +37,19 @@ def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
     becomes autocast for the CPU, since the tensors of a simulation are CPU tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
-    begin = autocast.__init__
+    original_init = autocast.__init__
 
-    def on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+    def init_on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original_init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     world = SimulatedWorld(ranks, gpus)
     try:
         if gpus:
-            autocast.__init__ = on_cpu
+            autocast.__init__ = init_on_cpu
         with Tracer(world=lambda: world).tracing():
             yield
     finally:
-        autocast.__init__ = begin
+        autocast.__init__ = original_init
 
 
 class OnCpu(TorchFunctionMode):

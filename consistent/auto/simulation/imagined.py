@@ -33,20 +33,20 @@ from ...spec.nested import map_tensors, tensors_in
 from ..machines.op_signature import OpSignature
 from ..machines.work import work_of
 from .cache_model import CacheModel
-from .list_ops import RankShare, shares
+from .list_ops import RankShare, split_by_rank
 from .log import Log, SimulatedOp
 from .memory import Memory
-from .shapes import ResultShape, Shapes, each
+from .shapes import ResultShape, ShapeCache, map_leaves
 from .values import Values
 
 _aten = torch.ops.aten
-_Off = torch._C.DisableTorchFunction
+_NoTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 # Ops on real tensors that make at most so many elements run for real, and take no simulated time.
-SMALL = 1 << 14
+MAX_REAL_NUMEL = 1 << 14
 # Ops that read no values and run as they are. The first three return a tensor on the same memory,
 # which their schemas do not say.
-_AS_THEY_ARE = frozenset(
+_RUN_AS_IS = frozenset(
     (
         _aten._unsafe_view.default,
         _aten.lift_fresh.default,
@@ -84,13 +84,14 @@ class Imagined(TorchDispatchMode):
         recency: CacheModel | None = None,
     ) -> None:
         super().__init__()
-        self._recency = recency
-        self._views = views
+        self._cache_model = recency
+        self._logs_views = views
         self._log, self._values = log, values
         self._rank_of, self._caller = rank_of, caller
         self.memory = Memory(log)
-        self._shapes = Shapes()
-        self._passing = 0  # above 0 while this object makes a tensor, by ops that are not logged
+        self._shapes = ShapeCache()
+        # Above 0 while this object makes a tensor, by ops that are not logged.
+        self._unlogged_depth = 0
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, receiver: int | None = None
@@ -100,67 +101,76 @@ class Imagined(TorchDispatchMode):
         With ``receiver``, its memory is logged as the result of a message to the rank ``receiver``.
         The tensor may be written in place.
         """
-        self._passing += 1
+        self._unlogged_depth += 1
         try:
-            made = _vast(tuple(shape), dtype)
+            out = _imagined_empty(tuple(shape), dtype)
         finally:
-            self._passing -= 1
+            self._unlogged_depth -= 1
         rank = self._rank_of(None, ()) if receiver is None else receiver
-        self.memory.put(made, rank, receiver is not None)
-        if self._recency is not None:
-            self._recency.made(rank, self._memories([made]))
-        return made
+        self.memory.register(out, rank, receiver is not None)
+        if self._cache_model is not None:
+            self._cache_model.record_write(rank, self._memory_sizes([out]))
+        return out
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with _Off():
+        with _NoTorchFunction():
             # Views run for real: they must share the storage of their base.
-            if self._passing or func.is_view or func in _AS_THEY_ARE:
-                if self._views and not self._passing and self.memory.number(args[0]) is not None:
+            if self._unlogged_depth or func.is_view or func in _RUN_AS_IS:
+                if (
+                    self._logs_views
+                    and not self._unlogged_depth
+                    and self.memory.number(args[0]) is not None
+                ):
                     rank = self._rank_of(_placement_of(args), args[:1])
                     self._log.events.append(SimulatedOp(rank, VIEW, "", caller=self._caller()))
                 return func(*args, **kwargs)
             return self._op(func, args, kwargs)
 
     def _op(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = tensors_in((args, kwargs))
-        if kwargs.get("device") == _META or any(map(_is_meta, given)):
+        inputs = tensors_in((args, kwargs))
+        if kwargs.get("device") == _META or any(map(_is_meta, inputs)):
             return func(*args, **kwargs)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         # Imagined memory has a number; tensors without one have real values.
-        real = all(self.memory.number(x) is None for x in given)
-        if not real and self._values.reads(func):
+        is_real = all(self.memory.number(x) is None for x in inputs)
+        if not is_real and self._values.reads(func):
             return self._values.read(func, args)
-        if given and real and all(x.numel() <= SMALL for x in given):
+        if inputs and is_real and all(x.numel() <= MAX_REAL_NUMEL for x in inputs):
             return func(*args, **kwargs)
-        if real and self._values.is_sized(func, args) and all(map(is_followed, given)):
+        if is_real and self._values.is_sized(func, args) and all(map(is_followed, inputs)):
             return func(*args, **kwargs)
-        made = self._values.shape_of(func, args, kwargs, self._shapes)
-        if real and sum(x.numel for x in _made_in(made)) <= SMALL:
+        result_shapes = self._values.shape_of(func, args, kwargs, self._shapes)
+        if is_real and sum(x.numel for x in _shapes_in(result_shapes)) <= MAX_REAL_NUMEL:
             return func(*args, **kwargs)
-        placement = _placement_of(given)
-        self._belong(given, placement)
-        found = shares(func, args, lambda at: self._rank_of(_placement_of(at), at))
-        found = found or [RankShare(self._rank_of(placement, given))]
-        colds = [self._cold(share.rank, tensors_in((share.of(args), kwargs))) for share in found]
+        placement = _placement_of(inputs)
+        self._assign_owners(inputs, placement)
+        rank_shares = split_by_rank(
+            func, args, lambda tensors: self._rank_of(_placement_of(tensors), tensors)
+        )
+        rank_shares = rank_shares or [RankShare(self._rank_of(placement, inputs))]
+        cold_shares = [
+            self._cold_share(share.rank, tensors_in((share.select(args), kwargs)))
+            for share in rank_shares
+        ]
         # Programs may read these values, so the op is computed; its simulated time counts all the
         # same.
-        if real and _is_known(func, made):
+        if is_real and _has_known_values(func, result_shapes):
             out = func(*args, **kwargs)
         else:
-            out = self._results(func, args, kwargs, made, found[0].rank)
-        for share, cold in zip(found, colds, strict=True):
-            call = share.of(args), kwargs, share.of(out)
-            if len(found) > 1:
-                self._give(call, share.rank)
+            out = self._imagined_results(func, args, kwargs, result_shapes, rank_shares[0].rank)
+        for share, cold in zip(rank_shares, cold_shares, strict=True):
+            call = share.select(args), kwargs, share.select(out)
+            if len(rank_shares) > 1:
+                self._assign_rank(call, share.rank)
                 placement = _placement_of(tensors_in(call))
-            self._note(func, call, share.rank, placement, cold)
+            self._log_op(func, call, share.rank, placement, cold)
         return out
 
-    def _note(self, func: Any, call: tuple, rank: int, placement: Any, cold: float) -> None:
+    def _log_op(self, func: Any, call: tuple, rank: int, placement: Any, cold: float) -> None:
         """Log one op of ``rank``.
 
         Args:
@@ -175,33 +185,39 @@ class Imagined(TorchDispatchMode):
             SimulatedOp(rank, work, user_line(), placement, cold, self._caller())
         )
 
-    def _cold(self, rank: int, given: Iterable[Tensor]) -> float:
-        return 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
+    def _cold_share(self, rank: int, inputs: Iterable[Tensor]) -> float:
+        return (
+            0.0
+            if self._cache_model is None
+            else self._cache_model.record_read(rank, self._memory_sizes(inputs))
+        )
 
-    def _belong(self, given: Iterable[Tensor], placement: Any) -> None:
-        """Attribute the memory of global tensors in ``given`` to the ranks of their placements."""
-        for x in given if placement is not None else ():
+    def _assign_owners(self, inputs: Iterable[Tensor], placement: Any) -> None:
+        """Attribute the memory of global tensors in ``inputs`` to the ranks of their placements."""
+        for x in inputs if placement is not None else ():
             if is_global(x):
-                self._give(x, self._rank_of(x._spec.placement, ()))  # type: ignore[attr-defined]
+                self._assign_rank(x, self._rank_of(x._spec.placement, ()))  # type: ignore[attr-defined]
 
-    def _give(self, tensors: Any, rank: int) -> None:
+    def _assign_rank(self, tensors: Any, rank: int) -> None:
         for x in tensors_in(tensors):
             number = self.memory.number(x)
             if number is not None:
-                self.memory.give(number, rank)
+                self.memory.set_rank(number, rank)
 
-    def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
+    def _memory_sizes(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
         """Yield (number, bytes touched) of the memory of each imagined tensor."""
         for x in tensors:
             number = self.memory.number(x)
             if number is not None:
-                whole = _T.untyped_storage(x).nbytes()
-                yield number, min(x.numel() * x.itemsize, whole)
+                storage_bytes = _T.untyped_storage(x).nbytes()
+                yield number, min(x.numel() * x.itemsize, storage_bytes)
 
-    def _results(self, func: Any, args: tuple, kwargs: dict, made: Any, rank: int) -> Any:
+    def _imagined_results(
+        self, func: Any, args: tuple, kwargs: dict, result_shapes: Any, rank: int
+    ) -> Any:
         written = written_tensors(func, args, kwargs)
         for x in written:
-            self.memory.put(x, rank)
+            self.memory.register(x, rank)
             if func.namespace != "aten":  # for aten ops, torch itself raises the version counter
                 torch.autograd.graph.increment_version(x)
         returns = func._schema.returns
@@ -209,46 +225,46 @@ class Imagined(TorchDispatchMode):
             return None
         aliases = [r.alias_info is not None for r in returns]
         if all(aliases) and written:
-            return written[0] if len(returns) == 1 else type(made)(written[: len(returns)])
+            return written[0] if len(returns) == 1 else type(result_shapes)(written[: len(returns)])
 
-        def new(x: Any) -> Any:
+        def imagined_result(x: Any) -> Any:
             if not isinstance(x, ResultShape):
                 return x
-            self._passing += 1
+            self._unlogged_depth += 1
             try:
-                out = _strided(x)
+                out = _imagined_strided(x)
             finally:
-                self._passing -= 1
-            self.memory.put(out, rank)
-            if self._recency is not None:
-                self._recency.made(rank, self._memories([out]))
+                self._unlogged_depth -= 1
+            self.memory.register(out, rank)
+            if self._cache_model is not None:
+                self._cache_model.record_write(rank, self._memory_sizes([out]))
             return out
 
-        return each(made, new)
+        return map_leaves(result_shapes, imagined_result)
 
 
 _META = torch.device("meta")
 # Larger memory is mapped without reserve, so that the system does not check it against its RAM.
-_VAST = 1 << 30
+_MMAP_BYTES = 1 << 30
 # Python has the constant since version 3.13.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
-def _strided(x: ResultShape) -> Tensor:
+def _imagined_strided(x: ResultShape) -> Tensor:
     """Return an imagined tensor of the size and stride that ``x`` describes."""
-    if x.numel * x.dtype.itemsize < _VAST:
+    if x.numel * x.dtype.itemsize < _MMAP_BYTES:
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="cpu")
     reach = 1 + sum((n - 1) * step for n, step in zip(x.size, x.stride, strict=True))
-    return _vast((reach,), x.dtype).as_strided(x.size, x.stride)
+    return _imagined_empty((reach,), x.dtype).as_strided(x.size, x.stride)
 
 
-def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _imagined_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an imagined tensor of this shape, which may be larger than the memory of this machine.
 
     It is not a view of another tensor, so that torch allows in-place writes to it.
     """
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    if nbytes < _VAST:
+    if nbytes < _MMAP_BYTES:
         return torch.empty(shape, dtype=dtype, device="cpu")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     flat = torch.frombuffer(mmap.mmap(-1, nbytes, flags), dtype=dtype)
@@ -260,26 +276,27 @@ def _is_meta(x: Tensor) -> bool:
     return _T.is_meta.__get__(x)  # type: ignore[attr-defined]
 
 
-def _placement_of(given: Iterable[Any]) -> Any:
-    """Return the placement of the first global tensor among ``given``; None without one."""
-    return next((x._spec.placement for x in given if is_global(x)), None)
+def _placement_of(tensors: Iterable[Any]) -> Any:
+    """Return the placement of the first global tensor among ``tensors``; None without one."""
+    return next((x._spec.placement for x in tensors if is_global(x)), None)
 
 
 def _shard(x: Tensor) -> Tensor:
     return _T.as_subclass(x, _T) if is_global(x) else x  # type: ignore[arg-type]
 
 
-def _is_known(func: Any, made: Any) -> bool:
+def _has_known_values(func: Any, result_shapes: Any) -> bool:
     """Return whether an op on real tensors may be computed, because programs may read its results.
 
-    ``made`` describes these results. The values of ``empty`` and of random ops are never known.
+    ``result_shapes`` describes these results. The values of ``empty`` and of random ops are never
+    known.
     """
     if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return False
-    return all(may_be_followed(x.dtype, x.numel) for x in _made_in(made))
+    return all(may_be_followed(x.dtype, x.numel) for x in _shapes_in(result_shapes))
 
 
-def _made_in(made: Any) -> list[ResultShape]:
-    found: list[ResultShape] = []
-    each(made, lambda x: found.append(x) if isinstance(x, ResultShape) else None)
-    return found
+def _shapes_in(result_shapes: Any) -> list[ResultShape]:
+    shapes: list[ResultShape] = []
+    map_leaves(result_shapes, lambda x: shapes.append(x) if isinstance(x, ResultShape) else None)
+    return shapes

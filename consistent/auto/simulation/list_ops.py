@@ -17,43 +17,43 @@ import torch
 from torch import Tensor
 
 # Ops that compute each position of their lists (the i-th tensors of all lists) on its own.
-_BY_POSITION = ("_foreach_", "_fused_", "_amp_foreach_")
+_LIST_OP_PREFIXES = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
 class RankShare:
     """What one rank computes of an op on lists of tensors.
 
-    ``at`` has the positions in the lists; None stands for all of them.
+    ``positions`` are those in the lists; None stands for all of them.
     """
 
-    def __init__(self, rank: int, at: Sequence[int] | None = None) -> None:
-        self.rank, self._at = rank, at
+    def __init__(self, rank: int, positions: Sequence[int] | None = None) -> None:
+        self.rank, self._positions = rank, positions
 
-    def of(self, values: Any) -> Any:
+    def select(self, values: Any) -> Any:
         """Return arguments or results of the op, with only this rank's positions of each list."""
-        if self._at is None:
+        if self._positions is None:
             return values
         if _is_list(values):
-            return [values[i] for i in self._at]
+            return [values[i] for i in self._positions]
         if isinstance(values, tuple):
-            return tuple(self.of(x) if _is_list(x) else x for x in values)
+            return tuple(self.select(x) if _is_list(x) else x for x in values)
         return values
 
 
-def shares(
+def split_by_rank(
     func: torch._ops.OpOverload, args: tuple, rank_of: Callable[[Sequence[Tensor]], int]
 ) -> list[RankShare] | None:
     """Return what each rank computes of an op on lists of tensors; None for other ops.
 
     ``rank_of`` returns the rank that holds the tensors at one position of the lists.
     """
-    if not func._schema.name.partition("::")[2].startswith(_BY_POSITION):
+    if not func._schema.name.partition("::")[2].startswith(_LIST_OP_PREFIXES):
         return None
     lists = [x for x in args if _is_list(x)]
-    found: dict[int, list[int]] = {}
+    positions_of: dict[int, list[int]] = {}
     for i, at in enumerate(zip(*lists, strict=True)):
-        found.setdefault(rank_of(at), []).append(i)
-    return [RankShare(rank, at) for rank, at in found.items()]
+        positions_of.setdefault(rank_of(at), []).append(i)
+    return [RankShare(rank, at) for rank, at in positions_of.items()]
 
 
 def _is_list(x: Any) -> bool:

@@ -58,7 +58,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Held:
+class MemoryEvent:
     """Event: ``rank`` allocates (``bytes`` > 0) or frees (``bytes`` < 0) a block of memory.
 
     ``number`` identifies the memory; ``message`` tells whether it is the result of a message.
@@ -81,19 +81,19 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Entered:
+class ModuleEntered:
     """Event: a call of the module ``name`` begins.
 
-    ``given`` is a copy of its (args, kwargs), with a ``calls.Blank`` in place of each imagined
+    ``arguments`` is a copy of its (args, kwargs), with a ``calls.Blank`` in place of each imagined
     tensor.
     """
 
     name: str
-    given: Any
+    arguments: Any
 
 
 @dataclass(slots=True)
-class Left:
+class ModuleLeft:
     """Event: a call of the module ``name`` ends.
 
     ``out`` has a ``calls.Blank`` for each imagined tensor of its result.
@@ -104,10 +104,10 @@ class Left:
 
 
 @dataclass(slots=True)
-class Scheduled:
+class ScheduleEvent:
     """Event: a pipeline schedule ran one step.
 
-    ``run``, a ``stages.FollowedSchedule``, has the events of its actions.
+    ``run``, a ``stages.SimulatedSchedule``, has the events of its actions.
     """
 
     run: Any
@@ -123,6 +123,6 @@ class Log:
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line
 
-    def reads(self, what: str) -> None:
+    def record_read(self, what: str) -> None:
         """Note that the program read a value that does not exist; ``what`` has method and line."""
         self.read[what] = self.read.get(what, 0) + 1

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...pipeline.run import AHEAD
-from .log import Held, Scheduled
-from .stages import FollowedSchedule, Part
+from ...pipeline.run import RECEIVE_AHEAD
+from .log import MemoryEvent, ScheduleEvent
+from .stages import ActionEvents, SimulatedSchedule
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
 
 
 @dataclass
 class Peak:
-    """Bytes that a rank holds at its peak, in total and by kind (one of ``KINDS``)."""
+    """Bytes that a rank holds at its peak, in total and by kind (one of ``MEMORY_KINDS``)."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -29,118 +29,120 @@ def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[i
         events: all events of the simulation, since earlier ones allocate what is held in the step.
         kinds: number of a memory that lasts between steps -> its kind, such as "parameters".
     """
-    best = _highest(events, begin)
-    at: dict[int, list[int]] = {}
-    for rank, (_, index, _, _) in best.items():
-        at.setdefault(index, []).append(rank)
+    peak_of = _peak_of_ranks(events, begin)
+    ranks_at: dict[int, list[int]] = {}
+    for rank, (_, index, _, _) in peak_of.items():
+        ranks_at.setdefault(index, []).append(rank)
     # A second pass collects the memory that is alive at each peak.
-    live: dict[int, dict[int, Held]] = {}
-    found: dict[int, Peak] = {}
+    live: dict[int, dict[int, MemoryEvent]] = {}
+    result: dict[int, Peak] = {}
     for i, event in enumerate(events):
-        if isinstance(event, Held):
-            mine = live.setdefault(event.rank, {})
+        if isinstance(event, MemoryEvent):
+            rank_live = live.setdefault(event.rank, {})
             if event.bytes > 0:
-                mine[event.number] = event
+                rank_live[event.number] = event
             else:
-                mine.pop(event.number, None)
-        for rank in at.get(i, ()):
-            total, _, kept, grads = best[rank]
-            found[rank] = Peak(total, _by_kind(live.get(rank, {}), kinds, kept, grads))
-    return found
+                rank_live.pop(event.number, None)
+        for rank in ranks_at.get(i, ()):
+            total, _, kept, grads = peak_of[rank]
+            result[rank] = Peak(total, _bytes_by_kind(live.get(rank, {}), kinds, kept, grads))
+    return result
 
 
-def _highest(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
+def _peak_of_ranks(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
     """Return rank -> (bytes, index, kept, grads) at the rank's peak.
 
     ``index`` is the event after which the rank holds these bytes. ``kept`` and ``grads`` are how
     many of them are activations and gradients of a pipeline schedule in progress, whose events are
     not in ``events`` one by one.
     """
-    now: Counter[int] = Counter()
-    best: dict[int, tuple[int, int, int, int]] = {}
+    held: Counter[int] = Counter()
+    peak_of: dict[int, tuple[int, int, int, int]] = {}
 
-    def look(rank: int, i: int, kept: int = 0, grads: int = 0) -> None:
-        total = now[rank] + kept + grads
-        if rank not in best or total > best[rank][0]:
-            best[rank] = total, i, kept, grads
+    def update_peak(rank: int, i: int, kept: int = 0, grads: int = 0) -> None:
+        total = held[rank] + kept + grads
+        if rank not in peak_of or total > peak_of[rank][0]:
+            peak_of[rank] = total, i, kept, grads
 
     for i, event in enumerate(events):
-        if isinstance(event, Held):
-            now[event.rank] += event.bytes
+        if isinstance(event, MemoryEvent):
+            held[event.rank] += event.bytes
             if i >= begin:
-                look(event.rank, i)
-        elif isinstance(event, Scheduled) and i >= begin:
-            for rank, (kept, grads) in in_flight(event.run).items():
-                look(rank, i, kept, grads)
+                update_peak(event.rank, i)
+        elif isinstance(event, ScheduleEvent) and i >= begin:
+            for rank, (kept, grads) in schedule_peaks(event.run).items():
+                update_peak(rank, i, kept, grads)
         if i == begin:
-            for rank in now:
-                look(rank, i)
-    return best
+            for rank in held:
+                update_peak(rank, i)
+    return peak_of
 
 
-def _by_kind(
-    live: Mapping[int, Held], kinds: Mapping[int, str], kept: int, grads: int
+def _bytes_by_kind(
+    live: Mapping[int, MemoryEvent], kinds: Mapping[int, str], kept: int, grads: int
 ) -> dict[str, int]:
     sums: Counter[str] = Counter(activations=kept, gradients=grads)
     for number, event in live.items():
         sums[kinds.get(number, "boxing" if event.message else "activations")] += event.bytes
-    return {kind: sums[kind] for kind in KINDS if sums[kind]}
+    return {kind: sums[kind] for kind in MEMORY_KINDS if sums[kind]}
 
 
-def in_flight(run: FollowedSchedule) -> dict[int, tuple[int, int]]:
+def schedule_peaks(run: SimulatedSchedule) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) when their sum is largest in a schedule.
 
     Activation bytes are those that forwards keep until their backward, those that are held only
     within an action, and messages for the next actions that arrive during an action.
     """
-    found: dict[int, tuple[int, int]] = {}
-    left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}
-    high = {key: highest(part) for key, part in run.parts.items()}
-    after = {key: net(part) for key, part in run.parts.items() if key[0] == "F"}
+    most_of: dict[int, tuple[int, int]] = {}
+    gradient_bytes = {stage: _gradient_bytes(run, stage) for stage in range(run.table.stages)}
+    highest_bytes = {key: peak_bytes(part) for key, part in run.action_events.items()}
+    kept_bytes = {key: net_bytes(part) for key, part in run.action_events.items() if key[0] == "F"}
     for line in run.table.lines:
         kept = grads = 0
-        met: set[int] = set()
+        started: set[int] = set()
         for k, action in enumerate(line):
             stage = action.stage
-            last = action.micro_batch == _last(run)
-            early = sum(run.part(later).received for later in line[k + 1 : k + 1 + AHEAD])
-            most = [(kept + early + high[action.kind, stage, last], grads)]
-            mine = after["F", stage, last]
+            last = action.micro_batch == _last_micro_batch(run)
+            early_bytes = sum(
+                run.events_of(later).received for later in line[k + 1 : k + 1 + RECEIVE_AHEAD]
+            )
+            candidates = [(kept + early_bytes + highest_bytes[action.kind, stage, last], grads)]
+            forward_bytes = kept_bytes["F", stage, last]
             # The first backward of a stage allocates its gradients; later ones add to them.
-            if action.kind in "BW" and stage not in met:
-                met.add(stage)
-                grads += left[stage]
-            kept += {"F": mine, "I": 0}.get(action.kind, -mine)
-            most.append((kept, grads))
+            if action.kind in "BW" and stage not in started:
+                started.add(stage)
+                grads += gradient_bytes[stage]
+            kept += {"F": forward_bytes, "I": 0}.get(action.kind, -forward_bytes)
+            candidates.append((kept, grads))
             rank = run.ranks[stage]
-            found[rank] = max(found.get(rank, (0, 0)), *most, key=sum)
-    return found
+            most_of[rank] = max(most_of.get(rank, (0, 0)), *candidates, key=sum)
+    return most_of
 
 
-def _last(run: FollowedSchedule) -> int:
+def _last_micro_batch(run: SimulatedSchedule) -> int:
     return run.table.micro_batches - 1
 
 
-def _gradients(run: FollowedSchedule, stage: int) -> int:
+def _gradient_bytes(run: SimulatedSchedule, stage: int) -> int:
     """Return the bytes of gradients that the first backward of a stage allocates.
 
     They are what is held after all actions of its first micro-batch, but not before.
     """
-    first = _last(run) == 0
-    kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]
-    return max(0, sum(net(run.parts[kind, stage, first]) for kind in kinds))
+    is_last = _last_micro_batch(run) == 0
+    kinds = [kind for kind in "FBIW" if (kind, stage, is_last) in run.action_events]
+    return max(0, sum(net_bytes(run.action_events[kind, stage, is_last]) for kind in kinds))
 
 
-def net(part: Part) -> int:
+def net_bytes(part: ActionEvents) -> int:
     """Return how many more bytes are held after ``part`` than before; negative if it frees more."""
-    return sum(e.bytes for e in part.events if isinstance(e, Held))
+    return sum(e.bytes for e in part.events if isinstance(e, MemoryEvent))
 
 
-def highest(part: Part) -> int:
+def peak_bytes(part: ActionEvents) -> int:
     """Return the peak of the bytes that ``part`` holds in addition to those held before it."""
     now = most = 0
     for e in part.events:
-        if isinstance(e, Held):
+        if isinstance(e, MemoryEvent):
             now += e.bytes
             most = max(most, now)
     return most

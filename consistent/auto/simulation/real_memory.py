@@ -14,13 +14,13 @@ from .memory import Memory
 from .peak_memory import peaks
 
 
-class Holding(TorchDispatchMode):
+class MemoryRecorder(TorchDispatchMode):
     """Torch dispatch mode that records the memory of all tensors that ops make.
 
     ```
-    with Holding() as held:
+    with MemoryRecorder() as held:
         step()
-        held.forget()
+        held.reset_peak()
         step()
     print(held.peak)
     ```
@@ -32,15 +32,15 @@ class Holding(TorchDispatchMode):
         self._memory = Memory(self._log)
         self._begin = 0
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         """Reset the peak to the bytes that are held now."""
         self._begin = len(self._log.events)
 
     @property
     def peak(self) -> int:
         """The most bytes that were held at once."""
-        found = peaks(self._log.events, self._begin, {})
-        return found[0].bytes if found else 0
+        peak_of_ranks = peaks(self._log.events, self._begin, {})
+        return peak_of_ranks[0].bytes if peak_of_ranks else 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -49,5 +49,5 @@ class Holding(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
             for x in tensors_in(out):
                 if torch.Tensor.device.__get__(x).type != "meta":  # type: ignore[attr-defined]
-                    self._memory.put(x, 0)
+                    self._memory.register(x, 0)
             return out

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mirrored.readable import in_a_line, readable
+from mirrored.readable import escape_invisible, on_one_line
 
 from ...drawing.files import write
 from ...drawing.words import seconds_text
 from ..machines import Machine
-from .log import Log, Mark, Message, Scheduled
-from .peak_memory import KINDS, Peak, peaks
+from .log import Log, Mark, Message, ScheduleEvent
+from .peak_memory import MEMORY_KINDS, Peak, peaks
 from .timeline import ACTIONS, Timeline, Track, timeline
 from .trace import trace_text
 
@@ -71,27 +71,30 @@ class SimulatedStep:
             "boxing that nothing is done beside": track.exposed / total,
             "waiting for other stages": track.idle / total,
         }
-        left = max(0.0, 1 - sum(shares.values()))
-        if left > max(shares.values()):
-            return f"The device waits for Python in {left:.0%} of the step: its ops are too small."
+        python_share = max(0.0, 1 - sum(shares.values()))
+        if python_share > max(shares.values()):
+            return (
+                f"The device waits for Python in {python_share:.0%} of the step: its ops are too "
+                "small."
+            )
         name, share = max(shares.items(), key=lambda item: item[1])
-        most: dict[str, float] = {}
+        seconds_by_label: dict[str, float] = {}
         kind = "compute" if name == "compute" else "boxing"
         for span in track.spans:
-            what = f"{span.name} at {span.where or 'backward'}"
+            label = f"{span.name} at {span.where or 'backward'}"
             if kind == "compute" and span.kind in ACTIONS:
-                what = f"the {ACTIONS[span.kind]} {span.name.partition(' ')[2]}"
+                label = f"the {ACTIONS[span.kind]} {span.name.partition(' ')[2]}"
             elif span.kind != kind:
                 continue
-            most[what] = most.get(what, 0.0) + span.end - span.begin
-        dearest = ""
-        if most and not name.startswith("waiting"):
-            what, seconds = max(most.items(), key=lambda item: item[1])
-            dearest = f", the most of it ({seconds / total:.0%}) in {what}"
-        return f"The step is held back by {name}, {share:.0%} of it{dearest}."
+            seconds_by_label[label] = seconds_by_label.get(label, 0.0) + span.end - span.begin
+        costliest = ""
+        if seconds_by_label and not name.startswith("waiting"):
+            label, seconds = max(seconds_by_label.items(), key=lambda item: item[1])
+            costliest = f", the most of it ({seconds / total:.0%}) in {label}"
+        return f"The step is held back by {name}, {share:.0%} of it{costliest}."
 
     def __str__(self) -> str:
-        track, name = self.slowest, in_a_line(self.machine.name)
+        track, name = self.slowest, on_one_line(self.machine.name)
         rows = [
             f"{name}, {self.ranks} ranks: {seconds_text(self.seconds)} a step, "
             f"{self.tflops:.3g} TFLOP/s a rank",
@@ -108,13 +111,15 @@ class SimulatedStep:
             f"{self.bytes['between']:,} between hosts"
         )
         for rank, peak in sorted(self.peaks.items()):
-            parts = ", ".join(f"{k} {mib_text(peak.kinds[k])}" for k in KINDS if k in peak.kinds)
+            parts = ", ".join(
+                f"{k} {mib_text(peak.kinds[k])}" for k in MEMORY_KINDS if k in peak.kinds
+            )
             rows.append(f"  rank {rank}: at most {mib_text(peak.bytes)} ({parts})")
         rows.append(f"  {self.limit}")
         if self.read:
-            said = ", ".join(self.read)
-            rows.append(f"  values that were read and taken for 0: {said}")
-        return readable("\n".join(rows))
+            read_lines = ", ".join(self.read)
+            rows.append(f"  values that were read and taken for 0: {read_lines}")
+        return escape_invisible("\n".join(rows))
 
     def html(self) -> str:
         """Return the step as one self-contained HTML page."""
@@ -139,26 +144,26 @@ def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> 
     """
     begin, end = _last_step(log.events)
     events = log.events[begin:end]
-    made = timeline(events, machine)
-    if not made.tracks:
+    step_timeline = timeline(events, machine)
+    if not step_timeline.tracks:
         raise RuntimeError(
             "simulate: nothing ran, so there is no step to report.\n"
             "  Call the model inside the `with` block."
         )
-    seconds = made.seconds
-    tracks = list(made.tracks.values())
+    seconds = step_timeline.seconds
+    tracks = list(step_timeline.tracks.values())
     flops = sum(t.flops for t in tracks) / len(tracks)
-    sent = _sent(events, machine)
+    sent = _bytes_sent(events, machine)
     return SimulatedStep(
         machine,
         ranks,
         seconds,
         flops / seconds / 1e12 if seconds else 0.0,
         peaks(log.events[:end], begin, kinds),
-        {way: max(counts.values(), default=0) for way, counts in sent.items()},
+        {link: max(counts.values(), default=0) for link, counts in sent.items()},
         dict(sum(sent.values(), Counter[int]())),
-        {way: dict(counts) for way, counts in sent.items()},
-        made,
+        {link: dict(counts) for link, counts in sent.items()},
+        step_timeline,
         dict(log.read),
         len(log.events),
     )
@@ -178,15 +183,15 @@ def _last_step(events: list[Any]) -> tuple[int, int]:
     return next(forwards, 0), len(events)
 
 
-def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
+def _bytes_sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
     """Return the bytes that each rank sends over links inside its host and between hosts.
 
     The result maps "inside" and "between" to a counter of bytes by rank.
     """
     sums = {"inside": Counter[int](), "between": Counter[int]()}
 
-    def add(found: list[Any], times: int) -> None:
-        for e in found:
+    def add(messages: list[Any], times: int) -> None:
+        for e in messages:
             # An asynchronous message counts where it begins, not again where it is waited for.
             if isinstance(e, Message) and not e.wait:
                 hosts = {r // machine.ranks_per_host for r in e.ranks}
@@ -194,9 +199,9 @@ def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
 
     add(events, 1)
     for e in events:
-        if isinstance(e, Scheduled):
+        if isinstance(e, ScheduleEvent):
             last = e.run.table.micro_batches - 1
-            for (_, _, is_last), part in e.run.parts.items():
+            for (_, _, is_last), part in e.run.action_events.items():
                 # Only the first and the last micro-batch were followed; those between repeat the
                 # first.
                 add(part.events, 1 if is_last else last)

@@ -26,13 +26,13 @@ class ResultShape:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        found = 1
+        count = 1
         for n in self.size:
-            found *= n
-        return found
+            count *= n
+        return count
 
 
-class Shapes:
+class ShapeCache:
     """Cache of the results of op calls, as descriptions (``ResultShape``).
 
     The key of a call has the op, the sizes, strides and dtypes of its tensors, and all other
@@ -40,9 +40,9 @@ class Shapes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
+        self._results: dict[Any, Any] = {}
 
-    def of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def result_shapes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the results of the call, with ``ResultShape`` in place of tensors.
 
         Raises:
@@ -50,49 +50,52 @@ class Shapes:
         """
         key = func, _key(args), _key(kwargs)
         try:
-            return self._known[key]
+            return self._results[key]
         except KeyError:
-            made = self._known[key] = self._ask(func, args, kwargs)
-            return made
+            result = self._results[key] = self._run_on_meta(func, args, kwargs)
+            return result
         except TypeError:  # an argument that is not hashable
-            return self._ask(func, args, kwargs)
+            return self._run_on_meta(func, args, kwargs)
 
-    def _ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run_on_meta(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         metas: dict[int, torch.Tensor] = {}
-        only = torch.bfloat16 if func in _BFLOAT16 else None
+        kernel_dtype = torch.bfloat16 if func in _BFLOAT16 else None
 
         def meta(x: Any) -> Any:
             if isinstance(x, torch.Tensor):
                 if id(x) not in metas:
-                    dtype = only if only and x.is_floating_point() else x.dtype
+                    dtype = kernel_dtype if kernel_dtype and x.is_floating_point() else x.dtype
                     metas[id(x)] = torch.empty_strided(
                         _T.size(x), _T.stride(x), dtype=dtype, device=_META
                     )
                 return metas[id(x)]
             return _META if isinstance(x, torch.device) else x
 
-        given, named = each(args, meta), {k: each(v, meta) for k, v in kwargs.items()}
+        meta_args, meta_kwargs = (
+            map_leaves(args, meta),
+            {k: map_leaves(v, meta) for k, v in kwargs.items()},
+        )
         if any(a.name == "device" for a in func._schema.arguments):
-            named["device"] = _META
-        made = each(func(*given, **named), _described)
-        return replace(made, dtype=args[0].dtype) if only else made
+            meta_kwargs["device"] = _META
+        result = map_leaves(func(*meta_args, **meta_kwargs), _result_shape)
+        return replace(result, dtype=args[0].dtype) if kernel_dtype else result
 
 
-def _described(x: Any) -> Any:
+def _result_shape(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return ResultShape(tuple(_T.size(x)), tuple(_T.stride(x)), x.dtype)
     return x
 
 
-def each(value: Any, f: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, f: Callable[[Any], Any]) -> Any:
     """Return ``value`` with ``f`` applied to every leaf of its lists, tuples and dicts.
 
-    Example: ``each([1, (2, None)], str)`` returns ``["1", ("2", "None")]``.
+    Example: ``map_leaves([1, (2, None)], str)`` returns ``["1", ("2", "None")]``.
     """
     if type(value) is list or type(value) is tuple:
-        return type(value)([each(x, f) for x in value])
+        return type(value)([map_leaves(x, f) for x in value])
     if type(value) is dict:
-        return {k: each(x, f) for k, x in value.items()}
+        return {k: map_leaves(x, f) for k, x in value.items()}
     return f(value)
 
 

@@ -16,13 +16,13 @@ from mirrored.transports.faults.place import user_line
 
 from ...cost_model.model import Caller
 from ...dispatch import _C
-from ...dispatch.plans.plan import looked_up_in
+from ...dispatch.plans.plan import use_plan_table
 from ...dispatch.plans.shards import is_global
 from ...movement import plain_values
 from ...movement.speeds import simulated_costs
 from ...nn.sharded import prefetch
 from ...nn.sharded.master_weights import masters_of
-from ...nn.sharded.step import install_hooks
+from ...nn.sharded.step import install_step_hooks
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
@@ -34,10 +34,10 @@ from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
 from .report import SimulatedStep, report
-from .transport import Simulated
-from .values import Reading, Values
+from .transport import SimulatedTransport
+from .values import ReadRecorder, Values
 
-_Off = torch._C.DisableTorchFunction
+_NoTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 
 
@@ -57,7 +57,7 @@ class Simulation:
     def __init__(self, machine: Machine, ranks: int, log: Log) -> None:
         self.machine, self.ranks = machine, ranks
         self._log = log
-        self._kinds: dict[int, str] = {}
+        self._memory_kinds: dict[int, str] = {}
         self._report: SimulatedStep | None = None
 
     @property
@@ -69,7 +69,7 @@ class Simulation:
         self, modules: Iterable[tuple[str, torch.nn.Module]]
     ) -> AbstractContextManager[None]:
         """Return a context manager inside which calls of the named ``modules`` are events, too."""
-        return calls.logged(self._log, self.imagined.memory, modules)
+        return calls.log_calls(self._log, self.imagined.memory, modules)
 
     def report(self) -> SimulatedStep:
         """Return what a step takes: seconds, memory and bytes; of several steps, the last one.
@@ -78,7 +78,7 @@ class Simulation:
             RuntimeError: nothing ran.
         """
         if self._report is None or self._report.events != len(self._log.events):
-            self._report = report(self._log, self.machine, self.ranks, self._kinds)
+            self._report = report(self._log, self.machine, self.ranks, self._memory_kinds)
         return self._report
 
     def __str__(self) -> str:
@@ -123,62 +123,64 @@ def simulate(
             program needs a value.
         ValueError: ``ranks``, ``rank``, ``bound`` or the machine is wrong.
     """
-    found = _checked(ranks, machine, rank, bound)
+    target = _checked_machine(ranks, machine, rank, bound)
     log = Log()
-    made = Simulation(found, ranks, log)
+    simulation = Simulation(target, ranks, log)
     callers = Callers()
     values = Values(log, bound, lambda x: x if imagined.memory.number(x) is None else None)
-    with ExitStack() as inside:
-        transport = Simulated(
+    with ExitStack() as stack:
+        transport = SimulatedTransport(
             ranks,
             rank,
             lambda shape, dtype, receiver: imagined.empty(shape, dtype, receiver),
-            lambda x: imagined.memory.holder(x),
-            lambda *args, **kwargs: _note(log, callers.sending(), *args, **kwargs),
-            lambda kind: found.link(ranks),
-            lambda group: _same_host(group, found),
+            lambda x: imagined.memory.rank_of(x),
+            lambda *args, **kwargs: _log_message(log, callers.message_caller(), *args, **kwargs),
+            lambda kind: target.link(ranks),
+            lambda group: _same_host(group, target),
         )
         imagined = Imagined(
             log,
             values,
-            lambda p, given: transport.rank_with(given) if p is None else _in(p),
-            callers.now,
-            views=not found.host_overlaps,
-            recency=CacheModel(found.cache_bytes) if found.cache_bytes else None,
+            lambda p, tensors: transport.rank_with(tensors) if p is None else rank_in(p),
+            callers.op_caller,
+            views=not target.host_overlaps,
+            recency=CacheModel(target.cache_bytes) if target.cache_bytes else None,
         )
-        _in, made.imagined = transport.rank_in, imagined
-        inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
-        inside.enter_context(looked_up_in(_C.PlanTable()))  # plans of the simulated world
-        inside.enter_context(_own_numbers())
-        inside.enter_context(replace_current(transport))
-        inside.enter_context(simulated_costs(found))
-        inside.enter_context(prefetch.switched_off(messages=False))
-        inside.enter_context(plain_values.plain_may_differ())
-        inside.enter_context(callers.observing())
-        note = _noting(made._kinds, imagined, transport.rank_in)
-        inside.enter_context(_marks(log, note))
-        inside.enter_context(
-            stages.played(log, transport, imagined, note, lambda: made.stage_kinds)
+        rank_in, simulation.imagined = transport.rank_in, imagined
+        stack.enter_context(simulated_world(ranks, target.device_type == "cuda"))
+        stack.enter_context(use_plan_table(_C.PlanTable()))  # plans of the simulated world
+        stack.enter_context(_preserved_rng_state())
+        stack.enter_context(replace_current(transport))
+        stack.enter_context(simulated_costs(target))
+        stack.enter_context(prefetch.prefetch_off(messages=False))
+        stack.enter_context(plain_values.plain_may_differ())
+        stack.enter_context(callers.observing())
+        note = _kind_recorder(simulation._memory_kinds, imagined, transport.rank_in)
+        stack.enter_context(_log_steps(log, note))
+        stack.enter_context(
+            stages.simulate_schedules(
+                log, transport, imagined, note, lambda: simulation.stage_kinds
+            )
         )
-        if found.device_type == "cuda":
-            inside.enter_context(OnCpu())
+        if target.device_type == "cuda":
+            stack.enter_context(OnCpu())
         tracer = Tracer(lacks_values=lambda x: imagined.memory.number(x) is not None)
-        inside.enter_context(tracer.tracing())
-        inside.enter_context(Reading(imagined.memory, log))
-        inside.enter_context(imagined)
+        stack.enter_context(tracer.tracing())
+        stack.enter_context(ReadRecorder(imagined.memory, log))
+        stack.enter_context(imagined)
         # Runs first at exit: memory freed after the block is not part of the program.
-        inside.callback(imagined.memory.close)
-        yield made
+        stack.callback(imagined.memory.close)
+        yield simulation
 
 
-def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
+def _checked_machine(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
     if dist.is_available() and dist.is_initialized():
         raise RuntimeError(
             f"simulate: a process group of {dist.get_world_size()} ranks is in use here.\n"
             "  A simulated program has a world of its own, and would take it for the real one.\n"
             "  Simulate in a process of its own, without torchrun and init_process_group()."
         )
-    if isinstance(current(), Simulated):
+    if isinstance(current(), SimulatedTransport):
         raise RuntimeError(
             "simulate: a simulation goes on already, and worlds do not lie in one another.\n"
             "  End its `with` block first."
@@ -197,11 +199,13 @@ def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
     return machine(name).of(ranks)
 
 
-def _same_host(group: Ranks, found: Machine) -> bool:
-    return found.shares_memory and len({r // found.ranks_per_host for r in group}) == 1
+def _same_host(group: Ranks, host_machine: Machine) -> bool:
+    return (
+        host_machine.shares_memory and len({r // host_machine.ranks_per_host for r in group}) == 1
+    )
 
 
-def _note(
+def _log_message(
     log: Log,
     caller: Caller,
     rank: int,
@@ -212,12 +216,12 @@ def _note(
     wait: int = 0,
     tensors: int = 1,
 ) -> None:
-    sent = Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors, caller)
-    log.events.append(sent)
+    message = Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors, caller)
+    log.events.append(message)
 
 
 @contextmanager
-def _own_numbers() -> Iterator[None]:
+def _preserved_rng_state() -> Iterator[None]:
     """Restore the state of torch's random generator after the ``with`` block.
 
     A simulation then does not change the numbers that the program draws later.
@@ -229,7 +233,7 @@ def _own_numbers() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _noting(
+def _kind_recorder(
     kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
 ) -> Callable[[Any, str], None]:
     """Return a function of (tensors, kind) that notes which memory lasts between steps.
@@ -243,49 +247,50 @@ def _noting(
     """
 
     def note(tensors: Any, kind: str) -> None:
-        with _Off():
+        with _NoTorchFunction():
             for x in tensors_in(tensors):
                 number = imagined.memory.number(x)
                 if number is not None:
                     kinds[number] = kind
                     if is_global(x):
-                        imagined.memory.give(number, rank_in(x._spec.placement))  # type: ignore[attr-defined]
+                        imagined.memory.set_rank(number, rank_in(x._spec.placement))  # type: ignore[attr-defined]
 
     return note
 
 
 @contextmanager
-def _marks(log: Log, note: Callable[[Any, str], None]) -> Iterator[None]:
+def _log_steps(log: Log, note: Callable[[Any, str], None]) -> Iterator[None]:
     """Log where forwards begin and optimizer steps end, inside the ``with`` block.
 
     ``note`` is called with the tensors that last between steps: parameters, gradients and states.
     """
-    running = False
+    in_step = False
 
-    def forward(module: Any, args: Any) -> None:
-        nonlocal running
-        if not running:
-            running = True
+    def begin_forward(module: Any, args: Any) -> None:
+        nonlocal in_step
+        if not in_step:
+            in_step = True
             log.events.append(Mark("forward"))
             note(list(module.parameters()), "parameters")
             note(list(module.buffers()), "parameters")
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal running
-        running = False
+    def end_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal in_step
+        in_step = False
         params = [p for group in optimizer.param_groups for p in group["params"]]
         note(params, "parameters")
-        with _Off():
+        with _NoTorchFunction():
             note([g for p in params if (g := _T.grad.__get__(p)) is not None], "gradients")  # type: ignore[attr-defined]
         note([list(state.values()) for state in optimizer.state.values()], "optimizer")
         if (masters := masters_of(optimizer)) is not None:
             note(list(masters.copies.values()), "optimizer")
         log.events.append(Mark("step"))
 
-    install_hooks()  # the library's hooks run first, so that what they send belongs to the step
+    # The library's hooks run first, so that what they send belongs to the step.
+    install_step_hooks()
     hooks = [
-        torch.nn.modules.module.register_module_forward_pre_hook(forward),
-        register_optimizer_step_post_hook(stepped),
+        torch.nn.modules.module.register_module_forward_pre_hook(begin_forward),
+        register_optimizer_step_post_hook(end_step),
     ]
     try:
         yield

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...pipeline.simulate import play
+from ...pipeline.simulate import simulate_schedule
 from ...pipeline.table import Action
 from ...spec import Placement
 from ..machines import Machine
-from .log import Message, Scheduled, SimulatedOp
-from .stages import FollowedSchedule
+from .log import Message, ScheduleEvent, SimulatedOp
+from .stages import SimulatedSchedule
 
 ACTIONS = {
     "F": "forward",
@@ -64,9 +64,11 @@ class Track:
     hidden: float = 0.0
     idle: float = 0.0  # waiting for other stages in a schedule
     flops: float = 0.0
-    sending: dict[int, float] = field(default_factory=dict)  # rank -> time of the first send to it
-    wires: dict[str, float] = field(default_factory=dict)  # link -> until when it is in use
-    pending: dict[int, float] = field(default_factory=dict)
+    # rank -> time of the first send to it
+    first_send_times: dict[int, float] = field(default_factory=dict)
+    # link -> until when it is in use
+    links_busy_until: dict[str, float] = field(default_factory=dict)
+    pending_ends: dict[int, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     def op(self, event: SimulatedOp, machine: Machine) -> None:
@@ -75,15 +77,15 @@ class Track:
         host = machine.op_host_seconds(event.caller)
         self.host += host
         begin = max(self.now, self.host) if machine.host_overlaps else self.now
-        lasts = seconds if machine.host_overlaps else seconds + host
-        self.now = begin + lasts
-        self.compute += lasts
+        duration = seconds if machine.host_overlaps else seconds + host
+        self.now = begin + duration
+        self.compute += duration
         self.flops += event.work.flops
         if not event.work.runs:
             return
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
-    def follow(self, event: SimulatedOp, machine: Machine) -> None:
+    def meta_op(self, event: SimulatedOp, machine: Machine) -> None:
         """Append an op on a placement that the rank is not in; it costs Python time only."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
@@ -92,7 +94,7 @@ class Track:
     def message(self, event: Message, machine: Machine) -> None:
         """Append a message, or the begin or end of an asynchronous message."""
         if event.wait:
-            done = self.pending.pop(event.wait, self.now)
+            done = self.pending_ends.pop(event.wait, self.now)
             self.exposed += max(0.0, done - self.now)
             self.now = max(self.now, done)
             return
@@ -101,25 +103,25 @@ class Track:
         if event.name == "send":  # continues during later work; the receiver waits for it
             self.now += host
             self.exposed += host
-            self.sending.setdefault(event.ranks[1], self.now)
+            self.first_send_times.setdefault(event.ranks[1], self.now)
             end = self.now + seconds
             self.spans.append(
                 Span(self.rank, "wire", "send", self.now, end, event.where, event.bytes)
             )
             return
         seconds += host
-        beside = bool(event.start) and machine.host_overlaps
+        is_hidden = bool(event.start) and machine.host_overlaps
         links = machine.links(event.ranks)
         # A message waits until every link that it takes is free.
-        begin = max([self.now, *(self.wires.get(link, 0.0) for link in links)])
+        begin = max([self.now, *(self.links_busy_until.get(link, 0.0) for link in links)])
         end = begin + seconds
-        kind = "wire" if beside else "boxing"
-        at = event.where
-        self.spans.append(Span(self.rank, kind, event.name, begin, end, at, event.bytes))
+        kind = "wire" if is_hidden else "boxing"
+        where = event.where
+        self.spans.append(Span(self.rank, kind, event.name, begin, end, where, event.bytes))
         if event.start:
-            self.pending[event.start] = end
-        self.wires.update(dict.fromkeys(links, end))
-        if beside:
+            self.pending_ends[event.start] = end
+        self.links_busy_until.update(dict.fromkeys(links, end))
+        if is_hidden:
             self.hidden += seconds
         else:
             self.exposed += end - self.now
@@ -128,12 +130,12 @@ class Track:
     @property
     def end(self) -> float:
         """Time at which the rank and all messages that it began are done."""
-        return max([self.now, *self.wires.values()])
+        return max([self.now, *self.links_busy_until.values()])
 
     def wait(self, until: float) -> None:
         """Advance the clocks to ``until`` without doing anything."""
         self.now = self.host = until
-        self.wires = {}
+        self.links_busy_until = {}
 
 
 @dataclass
@@ -153,7 +155,7 @@ class Timeline:
         """Time at which the last rank is done."""
         return max((track.end for track in self.tracks.values()), default=0.0)
 
-    def outside(self, placement: Placement | None) -> list[Track]:
+    def tracks_outside(self, placement: Placement | None) -> list[Track]:
         """Return the timelines of ranks outside ``placement``, which run its ops on ``meta``."""
         if placement is None or len(self.tracks) < 2:
             return []
@@ -166,47 +168,52 @@ class Timeline:
 
 def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
     """Return what each simulated rank does at which time, if ``events`` run on ``machine``."""
-    made = Timeline()
+    result = Timeline()
     for event in events:
         if isinstance(event, SimulatedOp):
-            made.track(event.rank).op(event, machine)
+            result.track(event.rank).op(event, machine)
             if not machine.host_overlaps:
-                for track in made.outside(event.placement):
-                    track.follow(event, machine)
+                for track in result.tracks_outside(event.placement):
+                    track.meta_op(event, machine)
         elif isinstance(event, Message):
-            made.track(event.rank).message(event, machine)
-        elif isinstance(event, Scheduled):
-            _schedule(made, event.run, machine)
-    return made
+            result.track(event.rank).message(event, machine)
+        elif isinstance(event, ScheduleEvent):
+            _append_schedule(result, event.run, machine)
+    return result
 
 
-def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
+def _append_schedule(step_timeline: Timeline, run: SimulatedSchedule, machine: Machine) -> None:
     """Append a pipeline schedule to the timelines of its ranks, from the events of its actions."""
     tracks = {
-        key: alone(part.events, run.ranks[key[1]], machine) for key, part in run.parts.items()
+        key: timeline_of_action(part.events, run.ranks[key[1]], machine)
+        for key, part in run.action_events.items()
     }
     last = run.table.micro_batches - 1
 
-    def of(action: Action) -> Track:
+    def track_of(action: Action) -> Track:
         return tracks[action.kind, action.stage, action.micro_batch == last]
 
-    def sending(before: Action, action: Action) -> float:
-        found = run.part(before).sent.get(action.stage)
-        if found is None or before.stage == action.stage:
+    def send_seconds(earlier: Action, action: Action) -> float:
+        message = run.events_of(earlier).sent.get(action.stage)
+        if message is None or earlier.stage == action.stage:
             return 0.0
-        made = of(before)
-        early = made.now - made.sending[found[1][1]]  # sent before the stage sums gradients
+        sender = track_of(earlier)
+        early = (
+            sender.now - sender.first_send_times[message[1][1]]
+        )  # sent before the stage sums gradients
         host = machine.message_host_seconds("forward")
-        return host + machine.message_seconds("send", *found) - early
+        return host + machine.message_seconds("send", *message) - early
 
-    step, each = machine.schedule_host_seconds
-    played = play(run.table, lambda action: each + of(action).now, sending)
-    begin = made.seconds + step
+    step_seconds, action_seconds = machine.schedule_host_seconds
+    timing = simulate_schedule(
+        run.table, lambda action: action_seconds + track_of(action).now, send_seconds
+    )
+    begin = step_timeline.seconds + step_seconds
     for rank in dict.fromkeys(run.ranks):
-        made.track(rank).wait(begin)
-    for action, (start, end) in played.times.items():
-        rank, part = run.ranks[action.stage], of(action)
-        track = made.track(rank)
+        step_timeline.track(rank).wait(begin)
+    for action, (start, end) in timing.times.items():
+        rank, part = run.ranks[action.stage], track_of(action)
+        track = step_timeline.track(rank)
         track.compute += part.compute
         track.exposed += part.exposed
         track.hidden += part.hidden
@@ -216,22 +223,22 @@ def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
             Span(rank, action.kind, str(action), begin + start, begin + end, bytes=sent)
         )
     for rank in dict.fromkeys(run.ranks):
-        track = made.track(rank)
+        track = step_timeline.track(rank)
         busy = sum(s.end - s.begin for s in track.spans if s.begin >= begin)
-        track.idle += played.seconds - busy
-        track.wait(begin + played.seconds)
-    made.bubble, made.schedule = played.bubble, run.table.name
+        track.idle += timing.seconds - busy
+        track.wait(begin + timing.seconds)
+    step_timeline.bubble, step_timeline.schedule = timing.bubble, run.table.name
 
 
-def alone(events: list[Any], rank: int, machine: Machine) -> Track:
+def timeline_of_action(events: list[Any], rank: int, machine: Machine) -> Track:
     """Return the timeline of one action of ``rank`` as if it began at time 0.
 
     It is used to get the seconds of the action.
     """
-    made = Track(rank)
+    track = Track(rank)
     for event in events:
         if isinstance(event, SimulatedOp):
-            made.op(event, machine)
+            track.op(event, machine)
         elif isinstance(event, Message):
-            made.message(event, machine)
-    return made
+            track.message(event, machine)
+    return track

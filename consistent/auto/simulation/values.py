@@ -19,13 +19,13 @@ from mirrored.transports.faults.place import user_line
 from ...graph.reads import result_by_values
 from ...spec.nested import map_tensors
 from .log import Log
-from .shapes import ResultShape, Shapes
+from .shapes import ResultShape, ShapeCache
 
 _aten = torch.ops.aten
 _T = torch.Tensor
-_Off = torch._C.DisableTorchFunction
-_READS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
-_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_NoTorchFunction = torch._C.DisableTorchFunction
+_READ_OPS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
+_INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Values:
@@ -45,7 +45,7 @@ class Values:
 
     def reads(self, func: Any) -> bool:
         """Return whether the op returns a value to Python, as ``item()`` does."""
-        return func in _READS
+        return func in _READ_OPS
 
     def read(self, func: Any, args: tuple) -> Any:
         """Return the substitute for the value that the op returns to Python: 0.0 or False.
@@ -54,16 +54,16 @@ class Values:
             RuntimeError: the value is an integer, and sizes may depend on it.
         """
         x = args[0]
-        if func is _aten._local_scalar_dense.default and x.dtype in _WHOLE:
+        if func is _aten._local_scalar_dense.default and x.dtype in _INTEGER_DTYPES:
             raise _unknown_size("item() of a whole number")
-        self._log.reads(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
+        self._log.record_read(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
         return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
 
     def is_sized(self, func: Any, args: tuple) -> bool:
         """Return whether the size of the op's result depends on values."""
-        return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
+        return func in _VALUE_SIZED_OPS and (func is not _aten.index.Tensor or _has_mask(args[1]))
 
-    def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
+    def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: ShapeCache) -> Any:
         """Return the results of an op, with a ``ResultShape`` in place of each tensor.
 
         Where a size depends on values that are not known, the share ``bound`` of the largest
@@ -76,12 +76,12 @@ class Values:
         if self.is_sized(func, args):
             known = result_by_values(func, (args, kwargs), self._value_of)
             if known is not None:
-                return map_tensors(known, lambda x: _strided(list(x.shape), x.dtype))
+                return map_tensors(known, lambda x: _contiguous_shape(list(x.shape), x.dtype))
             if self._bound is None:
                 raise _unknown_size(str(func))
-            return _SIZED[func](self._bound, *args, **kwargs)
+            return _VALUE_SIZED_OPS[func](self._bound, *args, **kwargs)
         try:
-            return shapes.of(func, args, kwargs)
+            return shapes.result_shapes(func, args, kwargs)
         except NotImplementedError as error:
             raise RuntimeError(
                 f"simulate: at {user_line()}, torch does not say what {func} gives without values."
@@ -102,11 +102,11 @@ def _has_mask(indices: Any) -> bool:
     return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
 
 
-def _kept(bound: float, numel: int) -> int:
+def _kept_count(bound: float, numel: int) -> int:
     return math.ceil(bound * numel)
 
 
-def _strided(size: list[int], dtype: torch.dtype) -> ResultShape:
+def _contiguous_shape(size: list[int], dtype: torch.dtype) -> ResultShape:
     strides, step = [], 1
     for n in reversed(size):
         strides.append(step)
@@ -114,57 +114,57 @@ def _strided(size: list[int], dtype: torch.dtype) -> ResultShape:
     return ResultShape(tuple(size), tuple(reversed(strides)), dtype)
 
 
-def _nonzero(bound: float, x: Any) -> ResultShape:
-    return _strided([_kept(bound, x.numel()), x.dim()], torch.int64)
+def _nonzero_shape(bound: float, x: Any) -> ResultShape:
+    return _contiguous_shape([_kept_count(bound, x.numel()), x.dim()], torch.int64)
 
 
-def _masked_select(bound: float, x: Any, mask: Any) -> ResultShape:
+def _masked_select_shape(bound: float, x: Any, mask: Any) -> ResultShape:
     shape = torch.broadcast_shapes(_T.size(x), _T.size(mask))
-    return _strided([_kept(bound, math.prod(shape))], x.dtype)
+    return _contiguous_shape([_kept_count(bound, math.prod(shape))], x.dtype)
 
 
-def _index(bound: float, x: Any, indices: Any) -> ResultShape:
-    size, at, result = list(_T.size(x)), 0, []
-    places: list[tuple[int, int]] = []  # (begin, end) in dims of x, of each index
+def _index_shape(bound: float, x: Any, indices: Any) -> ResultShape:
+    size, dim, result = list(_T.size(x)), 0, []
+    spans: list[tuple[int, int]] = []  # (begin, end) in dims of x, of each index
     shapes: list[Any] = []
     for index in indices:
-        wide = 1 if index is None or index.dtype not in (torch.bool, torch.uint8) else index.dim()
+        width = 1 if index is None or index.dtype not in (torch.bool, torch.uint8) else index.dim()
         if index is not None:
-            places.append((at, at + wide))
+            spans.append((dim, dim + width))
             mask = index.dtype in (torch.bool, torch.uint8)
-            shapes.append((_kept(bound, index.numel()),) if mask else tuple(_T.size(index)))
-        at += wide
-    side_by_side = all(a[1] == b[0] for a, b in zip(places, places[1:]))
-    taken = {d for a, b in places for d in range(a, b)}
-    left = [(d, n) for d, n in enumerate(size) if d not in taken]
+            shapes.append((_kept_count(bound, index.numel()),) if mask else tuple(_T.size(index)))
+        dim += width
+    is_adjacent = all(a[1] == b[0] for a, b in zip(spans, spans[1:]))
+    indexed_dims = {d for a, b in spans for d in range(a, b)}
+    other_dims = [(d, n) for d, n in enumerate(size) if d not in indexed_dims]
     # As in advanced indexing: indexed dims that are not adjacent move to the front.
-    first = places[0][0] if side_by_side else 0
-    joined = list(torch.broadcast_shapes(*shapes))
-    result = [n for d, n in left if side_by_side and d < first] + joined
-    result += [n for d, n in left if not side_by_side or d >= first]
-    return _strided(result, x.dtype)
+    first_dim = spans[0][0] if is_adjacent else 0
+    broadcast_size = list(torch.broadcast_shapes(*shapes))
+    result = [n for d, n in other_dims if is_adjacent and d < first_dim] + broadcast_size
+    result += [n for d, n in other_dims if not is_adjacent or d >= first_dim]
+    return _contiguous_shape(result, x.dtype)
 
 
-def _unique(bound: float, x: Any, *_: Any, **__: Any) -> tuple:
+def _unique_shapes(bound: float, x: Any, *_: Any, **__: Any) -> tuple:
     return (
-        _strided([_kept(bound, x.numel())], x.dtype),
-        _strided(list(_T.size(x)), torch.int64),
-        _strided([_kept(bound, x.numel())], torch.int64),
+        _contiguous_shape([_kept_count(bound, x.numel())], x.dtype),
+        _contiguous_shape(list(_T.size(x)), torch.int64),
+        _contiguous_shape([_kept_count(bound, x.numel())], torch.int64),
     )
 
 
-_SIZED = {
-    _aten.nonzero.default: _nonzero,
-    _aten.masked_select.default: _masked_select,
-    _aten.index.Tensor: _index,
-    _aten._unique2.default: _unique,
+_VALUE_SIZED_OPS = {
+    _aten.nonzero.default: _nonzero_shape,
+    _aten.masked_select.default: _masked_select_shape,
+    _aten.index.Tensor: _index_shape,
+    _aten._unique2.default: _unique_shapes,
 }
-_TO_PYTHON = frozenset(
+_READ_METHODS = frozenset(
     getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")
 )
 
 
-class Reading(TorchFunctionMode):
+class ReadRecorder(TorchFunctionMode):
     """Torch function mode that notices methods, such as ``tolist()``, that read values.
 
     Such a method runs no op that a dispatch mode would see. On a tensor without values, the read is
@@ -178,8 +178,8 @@ class Reading(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _TO_PYTHON and self._memory.number(args[0]) is not None:
-            if args[0].dtype in _WHOLE:
+        if func in _READ_METHODS and self._memory.number(args[0]) is not None:
+            if args[0].dtype in _INTEGER_DTYPES:
                 raise _unknown_size(f"{func.__name__}() of whole numbers")
-            self._log.reads(f"{func.__name__} at {user_line()}")
+            self._log.record_read(f"{func.__name__} at {user_line()}")
         return func(*args, **(kwargs or {}))

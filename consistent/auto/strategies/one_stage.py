@@ -18,7 +18,7 @@ from ...nn.parallelize import parallelize
 from ...nn.plan import Plan
 from ...nn.recompute import is_recomputed, recomputing
 from ...pipeline.micro_batches import rows_of
-from ...pipeline.pipeline import loss_of, mark
+from ...pipeline.pipeline import loss_of, mark_recomputed
 from ...pipeline.share import batch_axes
 from ...spec import B, Placement, S, TensorSpec
 from ...spec.nested import arguments_of, map_tensors
@@ -46,11 +46,11 @@ class OneStage:
         loss: Callable[[Any, Any], Any] | None,
         checkpoint: Sequence[str],
     ) -> None:
-        mark(model, checkpoint)
+        mark_recomputed(model, checkpoint)
         self.model = parallelize(model, placement, plan, verbose=False)
         self._placement, self._loss = placement, loss
-        self._split = batch_axes(model, placement)
-        self._again = [m for m in model.modules() if is_recomputed(m)]
+        self._batch_axes = batch_axes(model, placement)
+        self._recomputed = [m for m in model.modules() if is_recomputed(m)]
 
     def step(self, batch: Any, target: Any = None, *, outputs: bool = False) -> Any:
         """Run forward and backward of a batch, as ``Pipeline.step`` does, and return the loss.
@@ -58,8 +58,8 @@ class OneStage:
         With ``outputs``, return (loss, result of the model).
         """
         args, kwargs = arguments_of(batch)
-        args, kwargs, target = self._given((args, kwargs, target))
-        with recomputing(self._again):
+        args, kwargs, target = self._global_inputs((args, kwargs, target))
+        with recomputing(self._recomputed):
             out = self.model(*args, **kwargs)
             loss = loss_of(self.model, self._loss, out, target)
             loss.backward()
@@ -67,23 +67,23 @@ class OneStage:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's result for a batch, without gradients."""
-        args, kwargs = self._given((args, kwargs))
+        args, kwargs = self._global_inputs((args, kwargs))
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
-    def _given(self, given: Any) -> Any:
-        """Return ``given`` with a global tensor for each tensor of the batch.
+    def _global_inputs(self, inputs: Any) -> Any:
+        """Return ``inputs`` with a global tensor for each tensor of the batch.
 
         Every rank passes the whole batch. A tensor with its number of rows becomes S(0) along the
         axes that split the batch, and each rank keeps its own rows. Other tensors become B.
         """
-        rows = rows_of(type(self.model).__name__, given)
-        return map_tensors(given, lambda x: self._laid_out(x, rows))
+        rows = rows_of(type(self.model).__name__, inputs)
+        return map_tensors(inputs, lambda x: self._global_input(x, rows))
 
-    def _laid_out(self, x: Any, rows: int) -> Any:
+    def _global_input(self, x: Any, rows: int) -> Any:
         if is_global(x):
             return x
-        axes = self._split if x.ndim and x.shape[0] == rows else ()
+        axes = self._batch_axes if x.ndim and x.shape[0] == rows else ()
         sbp = tuple(S(0) if k in axes else B for k in range(self._placement.ndim))
         spec = TensorSpec.of(self._placement, sbp, x.shape, x.dtype)
         if axes:

@@ -14,7 +14,7 @@ from torch import nn
 from mirrored.transports.default import current
 
 from ...nn.plan import Plan, yaml_text
-from ...nn.plan.files import strategy_of, strategy_text
+from ...nn.plan.files import read_strategy, strategy_text
 from ...nn.planners import plan_for
 from ...nn.slots import plain_slots
 from ...pipeline.pipeline import Pipeline, pipeline
@@ -74,14 +74,14 @@ class Strategy:
         """
         if ranks == self.ranks:
             return self
-        least = self.stages * self.tensor
-        data, rest = divmod(ranks, least)
+        smallest = self.stages * self.tensor
+        data, rest = divmod(ranks, smallest)
         if rest or not data or (data > 1) != (self.data > 1):
-            some = ", ".join(str(n * least) for n in (range(2, 6) if self.data > 1 else [1]))
+            possible = ", ".join(str(n * smallest) for n in (range(2, 6) if self.data > 1 else [1]))
             raise ValueError(
                 f"Strategy: it is for {self.ranks} ranks ({self}), and there are {ranks}.\n"
                 '  Along "dp", and along nothing else, other numbers of ranks serve as well: '
-                f"{some}, ...\n  Start so many, or search again for {ranks}."
+                f"{possible}, ...\n  Start so many, or search again for {ranks}."
             )
         return replace(self, data=data)
 
@@ -113,20 +113,20 @@ class Strategy:
             ValueError: the strategy does not fit the world's number of ranks; or the model is not
                 the one that was searched for.
         """
-        here = self.on(current().size)
-        places = here.placements()
-        if here.stages == 1 and here.micro_batches == 1:
-            return OneStage(model, places[0], here.plan, loss, here.checkpoint)
+        adapted = self.on(current().size)
+        placements = adapted.placements()
+        if adapted.stages == 1 and adapted.micro_batches == 1:
+            return OneStage(model, placements[0], adapted.plan, loss, adapted.checkpoint)
         return pipeline(
             model,
-            places,
-            list(here.split),
+            placements,
+            list(adapted.split),
             loss=loss,
-            micro_batches=here.micro_batches,
+            micro_batches=adapted.micro_batches,
             schedule=SCHEDULE,
-            plan=here.plan,
+            plan=adapted.plan,
             reduction=reduction,
-            checkpoint=here.checkpoint,
+            checkpoint=adapted.checkpoint,
         )
 
     def save(self, path: str | Path) -> Path:
@@ -149,12 +149,12 @@ class Strategy:
         Raises:
             ValueError: the file is not a strategy.
         """
-        found, plan = strategy_of(yaml_text.read(path), str(path))
+        fields, plan = read_strategy(yaml_text.read(path), str(path))
         return cls(
-            split=tuple(found.pop("split")),
-            checkpoint=tuple(found.pop("checkpoint")),
+            split=tuple(fields.pop("split")),
+            checkpoint=tuple(fields.pop("checkpoint")),
             plan=Plan(**plan),
-            **found,
+            **fields,
         )
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ def strategy_for(
         repeated: names of the units to recompute in backward, if the choice recomputes.
         device: "cpu" or "cuda".
     """
-    made = Strategy(
+    strategy = Strategy(
         device,
         choice.stages,
         choice.data,
@@ -189,8 +189,8 @@ def strategy_for(
         tuple(repeated) if choice.recompute else (),
         Plan(),
     )
-    placement = replace(made, device_type="cpu").placements()[0]
+    placement = replace(strategy, device_type="cpu").placements()[0]
     # Made for the whole model, since an output head is recognized by the embedding, which may be in
     # another stage.
     plan = plan_for(model, plain_slots(model), placement, choice.plan or "data")
-    return replace(made, plan=plan)
+    return replace(strategy, plan=plan)

@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...graph.reads import is_followed
-from ...pipeline.cut import Unit, parts
+from ...pipeline.cut import Unit, candidate_units
 from ...pipeline.pipeline import loss_of
 from ...spec.nested import map_tensors
 from ..machines import Machine
 from ..simulation.calls import Blank
-from ..simulation.log import Entered, Left, SimulatedOp
+from ..simulation.log import ModuleEntered, ModuleLeft, SimulatedOp
 from ..simulation.simulate import Simulation, simulate
 
 
@@ -32,18 +32,18 @@ class UnitCall:
     Args:
         name: name of the unit; "" is the loss.
         kind: key that is equal for calls of equal cost: ops, shapes and arguments, and parameters.
-        given: (args, kwargs), with a ``Blank`` in place of each imagined tensor.
+        arguments: (args, kwargs), with a ``Blank`` in place of each imagined tensor.
         out: the ``Blank`` of each tensor of the result.
     """
 
     name: str
     kind: Hashable
-    given: Any
+    arguments: Any
     out: list[Blank]
 
 
 @dataclass
-class FollowedUnits:
+class RecordedCalls:
     """Recorded calls of a model that was run on a micro-batch of some number of rows.
 
     Args:
@@ -57,35 +57,35 @@ class FollowedUnits:
 
 def units_of(model: nn.Module, stages: int) -> list[Unit]:
     """Return the modules that can be distributed over ``stages`` stages, in order of definition."""
-    return [unit for unit in parts(model, max(stages, 2)) if unit.name]
+    return [unit for unit in candidate_units(model, max(stages, 2)) if unit.name]
 
 
-def follow(
+def record_calls(
     model: nn.Module,
     units: Sequence[Unit],
     loss: Callable[..., Any] | None,
-    given: Any,
+    batch: Any,
     machine: Machine,
     bound: float | None,
-) -> FollowedUnits:
+) -> RecordedCalls:
     """Run the model in a simulation of one rank, and return the calls of its units and of the loss.
 
     Args:
         units: the parts of ``model`` whose calls are recorded.
         loss: loss function, as passed to ``consistent.nn.pipeline``.
-        given: (args, kwargs, target) of a micro-batch.
+        batch: (args, kwargs, target) of a micro-batch.
         machine: the machine that is simulated.
         bound: assumed share of elements that an op such as ``nonzero`` keeps; see ``simulate``.
     """
     with simulate(1, machine, bound=bound) as sim:
         model = imagined_copy(sim, model)
-        value = _Loss(lambda out, target: loss_of(model, loss, out, target))
-        args, kwargs, target = map_tensors(given, lambda x: _imagined(sim, x))
-        named = [(unit.name, model.get_submodule(unit.name)) for unit in units]
-        with sim.calls_of([*named, ("", value)]):
-            value(model(*args, **kwargs), target)
+        loss_module = _Loss(lambda out, target: loss_of(model, loss, out, target))
+        args, kwargs, target = map_tensors(batch, lambda x: _imagined_like(sim, x))
+        named_modules = [(unit.name, model.get_submodule(unit.name)) for unit in units]
+        with sim.calls_of([*named_modules, ("", loss_module)]):
+            loss_module(model(*args, **kwargs), target)
     calls = _calls_in(sim.events, model)
-    return FollowedUnits(calls, [call.name for call in calls] == [*(u.name for u in units), ""])
+    return RecordedCalls(calls, [call.name for call in calls] == [*(u.name for u in units), ""])
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
@@ -95,14 +95,14 @@ def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     for x in (*module.parameters(), *module.buffers()):
-        made = sim.imagined.empty(x.shape, x.dtype)
+        imagined = sim.imagined.empty(x.shape, x.dtype)
         if isinstance(x, nn.Parameter):
-            made = nn.Parameter(made, requires_grad=x.requires_grad)
-        memo[id(x)] = made
+            imagined = nn.Parameter(imagined, requires_grad=x.requires_grad)
+        memo[id(x)] = imagined
     return copy.deepcopy(module, memo)
 
 
-def _imagined(sim: Simulation, x: Tensor) -> Tensor:
+def _imagined_like(sim: Simulation, x: Tensor) -> Tensor:
     """Return an imagined tensor for ``x``, or ``x`` itself if programs may read its values."""
     if is_followed(x):
         return x
@@ -114,19 +114,19 @@ def _calls_in(events: Sequence[Any], model: nn.Module) -> list[UnitCall]:
 
     ``model`` has the called modules by their names.
     """
-    begun: dict[str, int] = {}
-    found: list[UnitCall] = []
+    begins: dict[str, int] = {}
+    calls: list[UnitCall] = []
     for i, event in enumerate(events):
-        if isinstance(event, Entered):
-            begun[event.name] = i
-        elif isinstance(event, Left):
-            at = begun.pop(event.name)
-            ops = tuple(e.work.key for e in events[at:i] if isinstance(e, SimulatedOp))
+        if isinstance(event, ModuleEntered):
+            begins[event.name] = i
+        elif isinstance(event, ModuleLeft):
+            begin = begins.pop(event.name)
+            ops = tuple(e.work.key for e in events[begin:i] if isinstance(e, SimulatedOp))
             module = model.get_submodule(event.name) if event.name else nn.Module()
-            held = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
-            kind = ops, held, event.name == ""
-            found.append(UnitCall(event.name, kind, events[at].given, event.out))
-    return found
+            params = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
+            kind = ops, params, event.name == ""
+            calls.append(UnitCall(event.name, kind, events[begin].arguments, event.out))
+    return calls
 
 
 class _Loss(nn.Module):

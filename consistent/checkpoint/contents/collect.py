@@ -21,7 +21,7 @@ import torch
 
 from ...dispatch.plans.shards import is_global
 from ..files.pieces import bytes_of
-from ..values import Trail, encode
+from ..values import KeyPath, encode
 from . import parameters
 
 
@@ -43,7 +43,7 @@ class Contents:
     aliases: dict[str, str] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)  # id -> name: one object has one name
 
-    def enter(self, x: torch.Tensor, path: Trail) -> str:
+    def add(self, x: torch.Tensor, path: KeyPath) -> str:
         """Add the tensor ``x`` found under the keys ``path``; return its name.
 
         The name is the keys joined by ".": ``("model", "fc.weight") -> "model.fc.weight"``. If the
@@ -58,7 +58,7 @@ class Contents:
                 f"two tensors would both be {name!r} in the file. Rename one of the keys that "
                 "lead to them."
             )
-        _check_kind(x, name)
+        _check_is_storable(x, name)
         if id(x) in self._names:
             self.aliases[name] = self._names[id(x)]
         else:
@@ -71,7 +71,7 @@ class Contents:
         return {**self.tensors, **{a: self.tensors[name] for a, name in self.aliases.items()}}
 
 
-def _check_kind(x: torch.Tensor, name: str) -> None:
+def _check_is_storable(x: torch.Tensor, name: str) -> None:
     why = None
     if x.layout is not torch.strided:
         why = f"its layout is {x.layout}; give x.to_dense()"
@@ -85,33 +85,33 @@ def _check_kind(x: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name} cannot be written: {why}.")
 
 
-def kind_of(given: Any) -> str:
+def kind_of(obj: Any) -> str:
     """Return the kind of an object: "module", "optimizer", "state" or "value".
 
     "state" is an object with a ``state_dict`` method that is neither a module nor an optimizer.
     """
-    if isinstance(given, torch.nn.Module):
+    if isinstance(obj, torch.nn.Module):
         return "module"
-    if isinstance(given, torch.optim.Optimizer):
+    if isinstance(obj, torch.optim.Optimizer):
         return "optimizer"
-    is_state = callable(getattr(given, "state_dict", None))
-    return "state" if is_state and not isinstance(given, type) else "value"
+    is_state = callable(getattr(obj, "state_dict", None))
+    return "state" if is_state and not isinstance(obj, type) else "value"
 
 
-def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
-    """Return what ``save`` stores of the object ``given`` under ``name``.
+def state_of(name: str, obj: Any, objects: Mapping[str, Any]) -> Any:
+    """Return what ``save`` stores of the object ``obj`` under ``name``.
 
     It is the state dict, and for an object without one the object itself. In an optimizer's state
     dict parameters have names in place of numbers. The names are from the modules in ``objects``,
     all objects of the save.
     """
-    kind = kind_of(given)
+    kind = kind_of(obj)
     if kind == "module":
         # keep_vars gives the parameters themselves, so a tied one is known by its id.
-        return dict(given.state_dict(keep_vars=True))
+        return dict(obj.state_dict(keep_vars=True))
     if kind == "optimizer":
-        return parameters.named_state(name, given, parameters.names_in(objects))
-    return given.state_dict() if kind == "state" else given
+        return parameters.named_state(name, obj, parameters.names_in(objects))
+    return obj.state_dict() if kind == "state" else obj
 
 
 def collect(objects: Mapping[str, Any]) -> Contents:
@@ -121,12 +121,12 @@ def collect(objects: Mapping[str, Any]) -> Contents:
         TypeError, ValueError: an object contains something that cannot be stored; the message says
             where.
     """
-    found = Contents()
-    for name, given in objects.items():
-        text = encode(state_of(name, given, objects), (name,), found.enter)
-        found.values[name] = json.dumps(text, allow_nan=False)
-        found.kinds[name] = kind_of(given)
-    return found
+    contents = Contents()
+    for name, obj in objects.items():
+        text = encode(state_of(name, obj, objects), (name,), contents.add)
+        contents.values[name] = json.dumps(text, allow_nan=False)
+        contents.kinds[name] = kind_of(obj)
+    return contents
 
 
 def digests(contents: Contents) -> dict[str, int]:
@@ -134,9 +134,11 @@ def digests(contents: Contents) -> dict[str, int]:
 
     The keys are ``"value step"`` for a value and ``"tensor model.scale"`` for a tensor.
     """
-    found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
+    checksums = {
+        f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()
+    }
     for name, x in contents.tensors.items():
         # Other subclasses, such as DTensor, consist of pieces that differ by rank anyway.
         if not is_global(x) and type(x) in (torch.Tensor, torch.nn.Parameter):
-            found[f"tensor {name}"] = zlib.crc32(bytes_of(x))
-    return found
+            checksums[f"tensor {name}"] = zlib.crc32(bytes_of(x))
+    return checksums

@@ -34,20 +34,20 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
+def _make_name_lookup(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
     """Return a function that maps (k, k-th parameter of the optimizer) to the parameter's names.
 
     They are those in ``names``, else the optimizer's own ``param_names``, else the number ``k`` if
     no module was given. ``what`` names the optimizer in errors.
     """
-    own = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
+    own_names = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
     count = len(parameters_of(optimizer))
 
     def name_of(k: int, p: Any) -> list[str]:
         if id(p) in names:
             return names[id(p)]
-        if len(own) == count:
-            return [own[k]]
+        if len(own_names) == count:
+            return [own_names[k]]
         if not names:
             return [str(k)]
         raise ValueError(
@@ -64,7 +64,7 @@ def all_names(what: str, optimizer: torch.optim.Optimizer, names: Names) -> list
 
     ``names`` is the result of ``names_in``; ``what`` names the optimizer in errors.
     """
-    name_of = _name_of(what, optimizer, names)
+    name_of = _make_name_lookup(what, optimizer, names)
     return [name_of(k, p) for k, p in enumerate(parameters_of(optimizer))]
 
 
@@ -73,14 +73,14 @@ def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> di
 
     ``names`` is the result of ``names_in``; ``what`` names the optimizer in errors.
     """
-    told = optimizer.state_dict()
-    first = [each[0] for each in all_names(what, optimizer, names)]
+    state_dict = optimizer.state_dict()
+    first_names = [each[0] for each in all_names(what, optimizer, names)]
     groups = []
-    for group in told["param_groups"]:
-        kept = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-        groups.append({**kept, "params": [first[k] for k in group["params"]]})
-    state = {first[k] if isinstance(k, int) else k: v for k, v in told["state"].items()}
-    rest = {k: v for k, v in told.items() if k not in ("state", "param_groups")}
+    for group in state_dict["param_groups"]:
+        settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        groups.append({**settings, "params": [first_names[k] for k in group["params"]]})
+    state = {first_names[k] if isinstance(k, int) else k: v for k, v in state_dict["state"].items()}
+    rest = {k: v for k, v in state_dict.items() if k not in ("state", "param_groups")}
     return {**rest, "state": state, "param_groups": groups}
 
 
@@ -96,14 +96,19 @@ def numbered_state(
     Raises:
         ValueError: the saved state is of other parameters, or groups them differently.
     """
-    known = {name: k for k, each in enumerate(all_names(what, optimizer, names)) for name in each}
+    number_by_name = {
+        name: k for k, each in enumerate(all_names(what, optimizer, names)) for name in each
+    }
     groups = [{**g, "params": list(map(str, g["params"]))} for g in saved["param_groups"]]
-    if all(n.isdigit() and n not in known for group in groups for n in group["params"]):
-        known = {str(k): k for k in known.values()}  # torch's own state dict has numbers
-    missing = [n for group in groups for n in group["params"] if n not in known]
-    there = {known[n] for group in groups for n in group["params"] if n in known}
-    first = {k: name for name, k in reversed(known.items())}
-    absent = [first[k] for k in sorted(set(first) - there)]
+    if all(n.isdigit() and n not in number_by_name for group in groups for n in group["params"]):
+        # torch's own state dict has numbers.
+        number_by_name = {str(k): k for k in number_by_name.values()}
+    missing = [n for group in groups for n in group["params"] if n not in number_by_name]
+    stored_numbers = {
+        number_by_name[n] for group in groups for n in group["params"] if n in number_by_name
+    }
+    first_names = {k: name for name, k in reversed(number_by_name.items())}
+    absent = [first_names[k] for k in sorted(set(first_names) - stored_numbers)]
     if missing or absent:
         raise ValueError(
             f"{what}: the checkpoint is of other parameters."
@@ -111,22 +116,22 @@ def numbered_state(
             + (f"\n    Only in the optimizer: {', '.join(absent)}." if absent else "")
             + "\n    Make the optimizer of the same parameters, and give their module too."
         )
-    found = _groups(what, groups, optimizer, known)
-    state = {known.get(str(name), name): value for name, value in saved["state"].items()}
+    matched_groups = _match_groups(what, groups, optimizer, number_by_name)
+    state = {number_by_name.get(str(name), name): value for name, value in saved["state"].items()}
     rest = {k: v for k, v in saved.items() if k not in ("state", "param_groups")}
-    return {**rest, "state": state, "param_groups": found}
+    return {**rest, "state": state, "param_groups": matched_groups}
 
 
-def _groups(
-    what: str, saved: list[dict[str, Any]], optimizer: Any, known: dict[str, int]
+def _match_groups(
+    what: str, saved: list[dict[str, Any]], optimizer: Any, number_by_name: dict[str, int]
 ) -> list[dict[str, Any]]:
     """Return the ``saved`` parameter groups in the order of the optimizer's groups.
 
-    A saved group belongs to the optimizer's group with the same parameters; ``known`` has the
-    number of each parameter by name. Raises ValueError if a group of the optimizer has none.
+    A saved group belongs to the optimizer's group with the same parameters; ``number_by_name`` has
+    the number of each parameter by name. Raises ValueError if a group of the optimizer has none.
     """
-    by_members = {frozenset(known[n] for n in group["params"]): group for group in saved}
-    found, start = [], 0
+    by_members = {frozenset(number_by_name[n] for n in group["params"]): group for group in saved}
+    matched, start = [], 0
     for k, group in enumerate(optimizer.param_groups):
         numbers = list(range(start, start + len(group["params"])))
         start += len(numbers)
@@ -138,7 +143,7 @@ def _groups(
                 f"optimizer of {[len(g['params']) for g in optimizer.param_groups]}. Make the "
                 "optimizer with the same groups."
             )
-        kept = {key: v for key, v in match.items() if key != "params"}
+        settings = {key: v for key, v in match.items() if key != "params"}
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
-        found.append({**kept, **names, "params": numbers})
-    return found
+        matched.append({**settings, **names, "params": numbers})
+    return matched

@@ -24,20 +24,20 @@ class RandomState:
         """Return the states of the generators, by "torch", "python", "numpy" and perhaps "cuda"."""
         # The count is written and read here, because the patched torch functions do so only once
         # a global tensor exists, and a program may load before it makes one.
-        count = generator.count(torch.default_generator)
-        found = {
-            "torch": generator.with_count(torch.get_rng_state(), count),
+        count = generator.draw_count(torch.default_generator)
+        states = {
+            "torch": generator.write_count(torch.get_rng_state(), count),
             "python": random.getstate(),
             "numpy": np.random.get_state(),
         }
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            found["cuda"] = torch.cuda.get_rng_state()
-        return found
+            states["cuda"] = torch.cuda.get_rng_state()
+        return states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore torch's CPU generator, and those of Python, NumPy and CUDA that ``state`` has."""
         torch.set_rng_state(state["torch"])
-        generator.set_count(torch.default_generator, generator.count_in(state["torch"]))
+        generator.set_draw_count(torch.default_generator, generator.read_count(state["torch"]))
         if "python" in state:
             random.setstate(state["python"])
         if "numpy" in state:

@@ -12,7 +12,7 @@ import torch
 from ..files.index import Index
 from ..values import decode, tensors_in
 
-_RANK = "@rank"
+_RANK_SUFFIX = "@rank"
 
 
 def on_rank(name: str, rank: int) -> str:
@@ -20,12 +20,12 @@ def on_rank(name: str, rank: int) -> str:
 
     ``on_rank("mask", 3) -> "mask@rank3"``.
     """
-    return f"{name}{_RANK}{rank}"
+    return f"{name}{_RANK_SUFFIX}{rank}"
 
 
 def without_rank(name: str) -> str:
     """Return a name without the suffix that ``on_rank`` adds: ``"mask@rank3" -> "mask"``."""
-    base, at, rank = name.rpartition(_RANK)
+    base, at, rank = name.rpartition(_RANK_SUFFIX)
     return base if at and rank.isdigit() else name
 
 
@@ -80,7 +80,7 @@ class Stored:
                 ranks loads it.
         """
         text = self.index.values[name]
-        if not self._differs(name):
+        if not self._differs_by_rank(name):
             return text
         if self._ranks == self.index.ranks:
             return text[self._rank] if name in self.index.differing else text
@@ -91,7 +91,7 @@ class Stored:
             f"here are {self._ranks}. Save one that is the same on all ranks."
         )
 
-    def _differs(self, name: str) -> bool:
+    def _differs_by_rank(self, name: str) -> bool:
         differing = self.index.differing
         return name in differing or any(each.startswith(f"{name}.") for each in differing)
 

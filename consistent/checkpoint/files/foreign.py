@@ -21,18 +21,18 @@ from torch.distributed.checkpoint.metadata import (
 from .. import checked
 from ..values import encode
 from .index import Index
-from .pieces import NAMES, Where
-from .reader import Box, FromPieces, Reader, add_whole, narrowed
-from .torch_load import Room, loaded
+from .pieces import DTYPE_NAMES, Location
+from .reader import Box, Reader, SafetensorsReader, add_unsharded, narrow_to_box
+from .torch_load import SizeLimit, load_safely
 
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 # -- safetensors -----------------------------------------------------------------------------------
 
-_MANY = ".safetensors.index.json"  # of a model in several files, as transformers writes it
+_INDEX_SUFFIX = ".safetensors.index.json"  # of a model in several files, as transformers writes it
 
 
-def safetensors(path: str) -> Reader:
+def open_safetensors(path: str) -> Reader:
     """Open a safetensors file, or a folder with the safetensors file or files of one model.
 
     Raises:
@@ -41,12 +41,12 @@ def safetensors(path: str) -> Reader:
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     metadata = Metadata({}, storage_data={})
     for name in _files_of(path):
-        for key, told in _header(os.path.join(folder, name)).items():
+        for key, entry in _header(os.path.join(folder, name)).items():
             if key in metadata.state_dict_metadata:
                 raise ValueError(f"{key!r} stands in two files of {folder}. Take another copy.")
-            place = Where(name, told["at"], told["nbytes"], None)
-            add_whole(metadata, key, told["shape"], told["dtype"], place)
-    return FromPieces(folder, Index(metadata))
+            place = Location(name, entry["at"], entry["nbytes"], None)
+            add_unsharded(metadata, key, entry["shape"], entry["dtype"], place)
+    return SafetensorsReader(folder, Index(metadata))
 
 
 def is_safetensors(path: str) -> bool:
@@ -59,12 +59,12 @@ def _files_of(path: str) -> list[str]:
         return [os.path.basename(path)]
     names = sorted(os.listdir(path))
     for name in names:
-        if name.endswith(_MANY):
-            return files_named(os.path.join(path, name))
+        if name.endswith(_INDEX_SUFFIX):
+            return files_in_index(os.path.join(path, name))
     return [name for name in names if name.endswith(".safetensors")]
 
 
-def files_named(path: str) -> list[str]:
+def files_in_index(path: str) -> list[str]:
     """Return the names of the files that the index file ``path`` of transformers lists.
 
     For example ``["model-00001-of-00002.safetensors", ...]``, in the folder of the index.
@@ -82,9 +82,11 @@ def weight_map(path: str) -> dict[str, str]:
         ValueError: ``path`` is not such an index, or lists a file of another folder.
     """
     try:
-        told = checked.of(dict, checked.parsed(checked.whole(path)), "it").get("weight_map")
-        for name, file in checked.of(dict, told, "weight_map").items():
-            checked.of(str, file, f"the file of {name}")
+        mapping = checked.check_type(dict, checked.parse_json(checked.read_bytes(path)), "it").get(
+            "weight_map"
+        )
+        for name, file in checked.check_type(dict, mapping, "weight_map").items():
+            checked.check_type(str, file, f"the file of {name}")
             if os.path.basename(file) != file or file in ("", ".", "..") or "\0" in file:
                 raise ValueError(f"{file[:80]!r} is not a file of its folder")
     except ValueError as error:
@@ -92,7 +94,7 @@ def weight_map(path: str) -> dict[str, str]:
             f"{path} is not an index of files of safetensors ({error}). It was cut off or damaged; "
             "get it again."
         ) from None
-    return told
+    return mapping
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
@@ -103,16 +105,16 @@ def _header(path: str) -> dict[str, dict[str, Any]]:
     """
     size = os.path.getsize(path)
     try:
-        with checked.opened(path) as file:
+        with checked.open_plain_file(path) as file:
             length = int.from_bytes(file.read(8), "little")
             # A forged length must not make this allocate much memory.
             if not 2 <= length <= min(size - 8, 100 << 20):
                 raise ValueError(f"a header of {length} bytes does not fit")
-            header = checked.of(dict, checked.parsed(file.read(length)), "its header")
+            header = checked.check_type(dict, checked.parse_json(file.read(length)), "its header")
         header.pop("__metadata__", None)
-        found = {key: _place(key, told, 8 + length) for key, told in header.items()}
-        _check_apart(found, 8 + length, size)
-        return found
+        tensors = {key: _tensor_location(key, entry, 8 + length) for key, entry in header.items()}
+        _check_no_gaps(tensors, 8 + length, size)
+        return tensors
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} of {size} bytes is not a whole file of safetensors ({error}). It was cut off "
@@ -120,28 +122,28 @@ def _header(path: str) -> dict[str, dict[str, Any]]:
         ) from None
 
 
-def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
-    begin, end = (checked.number(n, f"an offset of {key}") for n in told["data_offsets"])
-    shape = checked.shape(told["shape"], f"the shape of {key}")
-    if not isinstance(told["dtype"], str) or told["dtype"] not in _DTYPES:
-        raise ValueError(f"{key} is of dtype {str(told['dtype'])[:40]!r}, which is not read here")
-    dtype = _DTYPES[told["dtype"]]
+def _tensor_location(key: str, entry: dict[str, Any], start: int) -> dict[str, Any]:
+    begin, end = (checked.check_number(n, f"an offset of {key}") for n in entry["data_offsets"])
+    shape = checked.check_shape(entry["shape"], f"the shape of {key}")
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{key} is of dtype {str(entry['dtype'])[:40]!r}, which is not read here")
+    dtype = _DTYPES[entry["dtype"]]
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{key}, {told['dtype']} {list(shape)}, is not {end - begin} bytes long")
+        raise ValueError(f"{key}, {entry['dtype']} {list(shape)}, is not {end - begin} bytes long")
     return {"dtype": dtype, "shape": shape, "at": start + begin, "nbytes": end - begin}
 
 
-def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
+def _check_no_gaps(tensors: dict[str, dict[str, Any]], start: int, size: int) -> None:
     """Raise ValueError unless the tensors fill the file without gaps, as the format requires.
 
-    ``found`` is as ``_header`` returns it, ``start`` where the data begins, ``size`` the size of
+    ``tensors`` is as ``_header`` returns it, ``start`` where the data begins, ``size`` the size of
     the file.
     """
     end = start
-    for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
-        if told["at"] != end:
-            raise ValueError(f"a tensor begins at byte {told['at']}, and the last ends at {end}")
-        end += told["nbytes"]
+    for tensor in sorted(tensors.values(), key=lambda each: (each["at"], each["nbytes"])):
+        if tensor["at"] != end:
+            raise ValueError(f"a tensor begins at byte {tensor['at']}, and the last ends at {end}")
+        end += tensor["nbytes"]
     if end != size:
         raise ValueError(f"its tensors end at byte {end}, beyond its end or short of it")
 
@@ -149,52 +151,54 @@ def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> Non
 # -- torch.save ------------------------------------------------------------------------------------
 
 
-class InMemory(Reader):
-    """Reader of a checkpoint whose tensors are in memory already, as ``torch_file`` makes it.
+class InMemoryReader(Reader):
+    """Reader of a checkpoint whose tensors are in memory already, as ``open_torch_file`` makes it.
 
     The entries of its index are the tensors themselves.
     """
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        return narrowed(self.index.tensors.storage_data[stored], box)
+        return narrow_to_box(self.index.tensors.storage_data[stored], box)
 
 
-def torch_file(path: str) -> Reader:
+def open_torch_file(path: str) -> Reader:
     """Open a ``torch.save`` file: the state dict of a module, or a dictionary of several objects.
 
     Raises:
         ValueError: the file is damaged, or contains objects other than tensors and values.
     """
-    with checked.opened(path):  # raises unless it is a plain file that this process may read
+    with checked.open_plain_file(
+        path
+    ):  # raises unless it is a plain file that this process may read
         pass
     try:
-        held = loaded(path)
+        contents = load_safely(path)
     except ValueError as error:
         raise ValueError(
             f"{path} is not a whole file of torch.save that holds tensors and values only: {error}"
         ) from None
-    if not isinstance(held, Mapping):
-        raise ValueError(f"{path} holds a {type(held).__name__}, and not a dictionary.")
-    return InMemory(_index_of(held, path))
+    if not isinstance(contents, Mapping):
+        raise ValueError(f"{path} holds a {type(contents).__name__}, and not a dictionary.")
+    return InMemoryReader(_index_of(contents, path))
 
 
-def _index_of(held: Mapping[Any, Any], file: str) -> Index:
-    """Return the index of the nested dictionary ``held``, which was loaded from ``file``.
+def _index_of(contents: Mapping[Any, Any], file: str) -> Index:
+    """Return the index of the nested dictionary ``contents``, which was loaded from ``file``.
 
     A tensor at its top level gets the kind "tensor": the file may be the state dict of one module.
     """
     index = Index(Metadata({}, storage_data={}))
-    room = Room(os.path.getsize(file))
+    limit = SizeLimit(os.path.getsize(file))
 
     def enter(x: torch.Tensor, path: tuple[str, ...]) -> str:
         key = ".".join(path)
-        room.take(key, x)
+        limit.count(key, x)
         if key in index.tensors.state_dict_metadata:
             raise ValueError(f"two tensors of {file} would both be {key!r}. Save it by other keys.")
-        add_whole(index.tensors, key, x.shape, x.dtype, x.detach())
+        add_unsharded(index.tensors, key, x.shape, x.dtype, x.detach())
         return key
 
-    for name, value in held.items():
+    for name, value in contents.items():
         index.values[str(name)] = encode(value, (str(name),), enter)
         index.kinds[str(name)] = kind_of(value)
     return index

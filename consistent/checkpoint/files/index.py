@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from .. import checked
-from .pieces import BLOCK, Where
+from .pieces import BLOCK, Location
 from .tiling import check_pieces
 
 NAME = "checkpoint.json"
@@ -47,7 +47,8 @@ class Index:
             other formats also "tensor", which may belong to a module.
         values: name -> its value as ``values.encode`` writes it, equal on all ranks; or, for a name
             in ``differing``, a list with one value for each rank.
-        tensors: the tensors and their pieces; ``storage_data`` gives the ``Where`` of each piece.
+        tensors: the tensors and their pieces; ``storage_data`` gives the ``Location`` of each
+            piece.
         aliases: a further name of a tensor -> its name in ``tensors``.
         differing: names of values and tensors that differed between ranks, of which each rank's
             version is stored.
@@ -67,10 +68,10 @@ class Index:
 
     crc32: int = 0  # checksum of the text; 0 for other formats
 
-    def place_of(self, stored: MetadataIndex) -> Any:
+    def location_of(self, stored: MetadataIndex) -> Any:
         """Return where a piece of a tensor is stored; the tensor may be named by an alias.
 
-        The result is that reader's own kind of location, such as a ``Where``.
+        The result is that reader's own kind of location, such as a ``Location``.
         """
         name = self.aliases.get(stored.fqn, stored.fqn)
         return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
@@ -87,7 +88,9 @@ def write(path: str, index: Index) -> None:
             "values": index.values,
             "differing": index.differing,
             "aliases": index.aliases,
-            "tensors": {key: _told(index.tensors, key) for key in _own_keys(index)},
+            "tensors": {
+                key: _describe_tensor(index.tensors, key) for key in _keys_without_aliases(index)
+            },
         },
         allow_nan=False,
     )
@@ -101,19 +104,19 @@ def write(path: str, index: Index) -> None:
         os.fsync(file.fileno())
 
 
-def _own_keys(index: Index) -> list[str]:
+def _keys_without_aliases(index: Index) -> list[str]:
     return [key for key in index.tensors.state_dict_metadata if key not in index.aliases]
 
 
-def _told(metadata: Metadata, key: str) -> dict[str, Any]:
-    found: Any = metadata.state_dict_metadata[key]
+def _describe_tensor(metadata: Metadata, key: str) -> dict[str, Any]:
+    tensor: Any = metadata.state_dict_metadata[key]
     pieces = []
-    for chunk in found.chunks:
-        where: Where = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
+    for chunk in tensor.chunks:
+        where: Location = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
         place = [where.file, where.at, where.nbytes, list(where.checksums or ())]
         pieces.append([list(chunk.offsets), list(chunk.sizes), *place])
-    dtype = str(found.properties.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "shape": list(found.size), "pieces": pieces}
+    dtype = str(tensor.properties.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(tensor.size), "pieces": pieces}
 
 
 def serial_of(path: str) -> int | None:
@@ -122,7 +125,7 @@ def serial_of(path: str) -> int | None:
     Returns None if the file is not an index.
     """
     try:
-        with checked.opened(path) as file:
+        with checked.open_plain_file(path) as file:
             head = _HEAD.match(file.read(200))
     except (OSError, ValueError):
         return None
@@ -135,10 +138,10 @@ def read(path: str) -> Index:
     Raises:
         ValueError: the file is damaged, or its parts do not fit together.
     """
-    text = checked.whole(path)
+    text = checked.read_bytes(path)
     head = _HEAD.match(text)
     if head is None or not text.endswith(b"}\n"):
-        raise _damaged(path, "it does not begin and end as an index does")
+        raise _damaged_error(path, "it does not begin and end as an index does")
     if int(head[1]) > _VERSION:
         raise ValueError(
             f"{path} is of version {int(head[1])}, and this library reads version {_VERSION}. Read "
@@ -146,12 +149,12 @@ def read(path: str) -> Index:
         )
     body = memoryview(text)[head.end() : -2]
     if zlib.crc32(body) != int(head[3]):
-        raise _damaged(path, "its checksum differs")
+        raise _damaged_error(path, "its checksum differs")
     try:
-        index = _index_of(checked.parsed(body), int(head[2]), os.path.dirname(path))
+        index = _parse_index(checked.parse_json(body), int(head[2]), os.path.dirname(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise _damaged(path, f"{kind}{error}") from error
+        raise _damaged_error(path, f"{kind}{error}") from error
     index.crc32 = int(head[3])
     return index
 
@@ -163,12 +166,16 @@ def stamp_of(index: Index) -> int:
     """
     if index.crc32:
         return index.crc32
-    there: Any = index.tensors.state_dict_metadata
-    told = [(key, tuple(x.size), str(x.properties.dtype)) for key, x in sorted(there.items())]
-    return zlib.crc32(repr((told, sorted(index.kinds.items()))).encode("utf-8", "backslashreplace"))
+    entries: Any = index.tensors.state_dict_metadata
+    descriptions = [
+        (key, tuple(x.size), str(x.properties.dtype)) for key, x in sorted(entries.items())
+    ]
+    return zlib.crc32(
+        repr((descriptions, sorted(index.kinds.items()))).encode("utf-8", "backslashreplace")
+    )
 
 
-def _damaged(path: str, why: str) -> ValueError:
+def _damaged_error(path: str, why: str) -> ValueError:
     return ValueError(f"{path} is damaged: {why}. Take an earlier checkpoint.")
 
 
@@ -178,22 +185,22 @@ _ENTRIES = {
 }  # fmt: skip
 
 
-def _index_of(body: Any, serial: int, folder: str) -> Index:
+def _parse_index(body: Any, serial: int, folder: str) -> Index:
     metadata = Metadata({}, storage_data={})
     for name, kind in _ENTRIES.items():
-        checked.of(kind, body[name], name)
+        checked.check_type(kind, body[name], name)
     for name, size in body["files"].items():
         _check_file(folder, name, size)
-    for key, told in body["tensors"].items():
-        _add_tensor(metadata, key, told, body["files"])
-    check_apart(metadata.storage_data.values())
+    for key, entry in body["tensors"].items():
+        _add_tensor(metadata, key, entry, body["files"])
+    check_no_overlap(metadata.storage_data.values())
     for alias, key in body["aliases"].items():
         metadata.state_dict_metadata[alias] = metadata.state_dict_metadata[key]
     if body["step"] is not None:
-        checked.of(int, body["step"], "step")
+        checked.check_type(int, body["step"], "step")
     for name in body["differing"]:
         if name in body["values"]:
-            values = checked.of(list, body["values"][name], name)
+            values = checked.check_type(list, body["values"][name], name)
             if len(values) != body["ranks"]:
                 raise ValueError(f"{name} has {len(values)} values of {body['ranks']} ranks")
     return Index(
@@ -205,44 +212,46 @@ def _check_file(folder: str, name: str, size: int) -> None:
     if os.path.basename(name) != name or name in ("", ".", ".."):
         raise ValueError(f"it names a file outside its folder, {name!r}")
     path = os.path.join(folder, name)
-    found = os.path.getsize(path) if os.path.isfile(path) else None
-    if found != size:
-        has = "is missing" if found is None else f"has {found} bytes"
-        raise ValueError(f"{name} {has}, and was written with {size}")
+    actual_size = os.path.getsize(path) if os.path.isfile(path) else None
+    if actual_size != size:
+        problem = "is missing" if actual_size is None else f"has {actual_size} bytes"
+        raise ValueError(f"{name} {problem}, and was written with {size}")
 
 
-def _add_tensor(metadata: Metadata, key: str, told: dict[str, Any], files: dict[str, int]) -> None:
-    dtype = checked.dtype(told["dtype"])
-    size = checked.shape(told["shape"], f"the shape of {key}")
+def _add_tensor(metadata: Metadata, key: str, entry: dict[str, Any], files: dict[str, int]) -> None:
+    dtype = checked.check_dtype(entry["dtype"])
+    size = checked.check_shape(entry["shape"], f"the shape of {key}")
     chunks = []
-    for piece in checked.of(list, told["pieces"], f"the pieces of {key}"):
-        offset, sizes = (checked.shape(each, f"a piece of {key}") for each in piece[:2])
-        where = _where(key, piece[2:], math.prod(sizes) * dtype.itemsize, files)
+    for piece in checked.check_type(list, entry["pieces"], f"the pieces of {key}"):
+        offset, sizes = (checked.check_shape(each, f"a piece of {key}") for each in piece[:2])
+        where = _parse_location(key, piece[2:], math.prod(sizes) * dtype.itemsize, files)
         chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
         metadata.storage_data[MetadataIndex(key, offset)] = where
-    found = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
-    check_pieces(key, found)
-    metadata.state_dict_metadata[key] = found
+    tensor = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
+    check_pieces(key, tensor)
+    metadata.state_dict_metadata[key] = tensor
 
 
-def _where(key: str, told: list[Any], wanted: int, files: dict[str, int]) -> Where:
-    file, at, nbytes, checksums = told
-    checked.of(list, checksums, f"the checksums of {key}")
-    if checked.number(nbytes, f"the bytes of {key}") != wanted:
-        raise ValueError(f"{key}: a piece of {wanted} bytes has {nbytes} bytes")
+def _parse_location(
+    key: str, entry: list[Any], needed_bytes: int, files: dict[str, int]
+) -> Location:
+    file, at, nbytes, checksums = entry
+    checked.check_type(list, checksums, f"the checksums of {key}")
+    if checked.check_number(nbytes, f"the bytes of {key}") != needed_bytes:
+        raise ValueError(f"{key}: a piece of {needed_bytes} bytes has {nbytes} bytes")
     if nbytes and (type(at) is not int or not 0 <= at <= files[file] - nbytes):
         raise ValueError(f"{key}: a piece lies beyond the end of {file}")
     if len(checksums) != -(-nbytes // BLOCK):
         raise ValueError(f"{key}: a piece of {nbytes} bytes has {len(checksums)} checksums")
-    return Where(file, at, nbytes, tuple(checksums))
+    return Location(file, at, nbytes, tuple(checksums))
 
 
-def check_apart(places: Iterable[Where]) -> None:
+def check_no_overlap(places: Iterable[Location]) -> None:
     """Raise ValueError if two pieces overlap in their file.
 
     With overlaps, a small malicious file could describe more data than memory holds.
     """
-    inside = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
-    for (file, at, nbytes), (other, start, _) in pairwise(inside):
-        if file == other and at + nbytes > start:
+    locations = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
+    for (file, at, nbytes), (next_file, start, _) in pairwise(locations):
+        if file == next_file and at + nbytes > start:
             raise ValueError(f"two pieces lie at byte {start} of {file}")

@@ -6,7 +6,7 @@ import os
 
 from . import dcp, foreign
 from . import index as index_file
-from .reader import Reader, ours
+from .reader import Reader, open_own_format
 
 
 def opened(path: str) -> Reader:
@@ -17,13 +17,13 @@ def opened(path: str) -> Reader:
         ValueError: the checkpoint is damaged.
     """
     if os.path.isfile(os.path.join(path, index_file.NAME)):
-        return ours(path)
+        return open_own_format(path)
     if os.path.isfile(os.path.join(path, dcp.NAME)):
-        return dcp.dcp_folder(path)
+        return dcp.open_dcp_folder(path)
     if foreign.is_safetensors(path):
-        return foreign.safetensors(path)
+        return foreign.open_safetensors(path)
     if os.path.isfile(path):
-        return foreign.torch_file(path)
+        return foreign.open_torch_file(path)
     raise FileNotFoundError(
         f"{path} holds no checkpoint: no {index_file.NAME}, which save writes last, no "
         f"{dcp.NAME} of torch.distributed.checkpoint, and no .safetensors. A save that "

@@ -25,7 +25,7 @@ import torch
 BLOCK = 4 << 20  # bytes that have one checksum
 
 # Names of dtypes in safetensors files; tensors of other dtypes are written as bytes.
-NAMES = {
+DTYPE_NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
     torch.int32: "I32", torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32",
     torch.uint64: "U64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
@@ -35,7 +35,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Where:
+class Location:
     """Location of a piece of a tensor in a data file.
 
     It is the file's name, the offset of the first byte, the number of bytes, and a CRC-32 for each
@@ -51,8 +51,8 @@ class Where:
 def bytes_of(x: torch.Tensor) -> memoryview:
     """Return the elements of a plain tensor as bytes, in row-major order."""
     flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    held: Any = flat.view(torch.uint8).numpy()
-    return memoryview(held)
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
@@ -65,10 +65,10 @@ def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes
     end = 0
     for name, dtype, shape in pieces:
         start, end = end, end + math.prod(shape) * dtype.itemsize
-        told = list(shape) if dtype in NAMES else [end - start]
+        stored_shape = list(shape) if dtype in DTYPE_NAMES else [end - start]
         header[name] = {
-            "dtype": NAMES.get(dtype, "U8"),
-            "shape": told,
+            "dtype": DTYPE_NAMES.get(dtype, "U8"),
+            "shape": stored_shape,
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -76,14 +76,14 @@ def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
+def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Location]:
     """Write (name, plain tensor) pairs into a safetensors file; return their locations in order.
 
     Returns once the file is on disk. In the file, tensors with the largest elements come first, so
     that each one starts at a multiple of its element size.
     """
     order = sorted(range(len(pieces)), key=lambda k: -pieces[k][1].element_size())
-    places: dict[int, Where] = {}
+    places: dict[int, Location] = {}
     with open(path, "wb", buffering=0) as file:
         write_all(
             file, header_of([(pieces[k][0], pieces[k][1].dtype, pieces[k][1].shape) for k in order])
@@ -94,7 +94,7 @@ def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
             for block in blocks_of(data):
                 checksums.append(zlib.crc32(block))
                 write_all(file, block)
-            places[k] = Where(os.path.basename(path), at, len(data), tuple(checksums))
+            places[k] = Location(os.path.basename(path), at, len(data), tuple(checksums))
         os.fsync(file.fileno())
     return [places[k] for k in range(len(pieces))]
 
@@ -113,7 +113,7 @@ def blocks_of(data: memoryview) -> Iterator[memoryview]:
 
 def read(
     file: BinaryIO,
-    where: Where,
+    where: Location,
     dtype: torch.dtype,
     shape: Sequence[int],
     box: tuple[Sequence[int], Sequence[int]],
@@ -135,13 +135,13 @@ def read(
     # Whole blocks are read, since a checksum covers a whole block.
     begin = first * dtype.itemsize // BLOCK * BLOCK
     end = min(-(-(last + 1) * dtype.itemsize // BLOCK) * BLOCK, where.nbytes)
-    data = _verified(file, where, begin, end)
+    data = _read_verified(file, where, begin, end)
     flat = torch.frombuffer(data, dtype=dtype)
     # A view of the bytes that were read, in which the rows of the box need not be adjacent.
     return flat.as_strided(list(sizes), strides, first - begin // dtype.itemsize)
 
 
-def _verified(file: BinaryIO, where: Where, begin: int, end: int) -> bytearray:
+def _read_verified(file: BinaryIO, where: Location, begin: int, end: int) -> bytearray:
     """Read the bytes of a piece from ``begin`` to ``end``, and verify their checksums.
 
     Both count from the start of the piece. ``begin`` is the start of a block, ``end`` the end of

@@ -1,7 +1,7 @@
 """Readers of checkpoints, for ``torch.distributed.checkpoint`` and for this library.
 
 A reader has the index of a checkpoint, and reads any box of any piece. Each format has its own
-reader: that of this library's format is here (``ours``), others are in ``dcp.py`` and
+reader: that of this library's format is here (``open_own_format``), others are in ``dcp.py`` and
 ``foreign.py``.
 """
 
@@ -28,7 +28,7 @@ from torch.futures import Future
 from .. import checked
 from . import index as index_file
 from .index import Index
-from .pieces import Where, read
+from .pieces import Location, read
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
@@ -90,16 +90,18 @@ class Reader(StorageReader):
         with self.reading():
             for item in plan.items:
                 stored = item.storage_index
-                found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
-                chunk = next(c for c in found.chunks if c.offsets == stored.offset)
-                read = self.piece(stored, chunk, (tuple(item.storage_offsets), tuple(item.lengths)))
+                metadata: Any = self.index.tensors.state_dict_metadata[stored.fqn]
+                chunk = next(c for c in metadata.chunks if c.offsets == stored.offset)
+                values = self.piece(
+                    stored, chunk, (tuple(item.storage_offsets), tuple(item.lengths))
+                )
                 target = planner.resolve_tensor(item).detach()
                 with torch.no_grad():
-                    target.copy_(read)
+                    target.copy_(values)
                 planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
@@ -107,7 +109,7 @@ class Reader(StorageReader):
         return os.path.exists(checkpoint_id)
 
 
-def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
+def plan_load(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
     """Plan what this rank reads to fill ``targets``; return the arguments of ``read_data``.
 
     These are (plan, planner), made by torch's own ``DefaultLoadPlanner``. The keys of ``targets``
@@ -118,51 +120,53 @@ def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]
     return planner.create_local_plan(), planner
 
 
-class FromPieces(Reader):
+class SafetensorsReader(Reader):
     """Reader of checkpoints whose data files are safetensors files in one ``folder``."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)
         self._folder = folder
-        self._open: dict[str, BinaryIO] | None = None
-        self._files = ExitStack()
+        self._open_files: dict[str, BinaryIO] | None = None
+        self._exit_stack = ExitStack()
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        where: Where = self.index.place_of(stored)
-        found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
+        where: Location = self.index.location_of(stored)
+        metadata: Any = self.index.tensors.state_dict_metadata[stored.fqn]
         with self.reading():
-            return read(self._file(where.file), where, found.properties.dtype, chunk.sizes, box)
+            return read(
+                self._open_file(where.file), where, metadata.properties.dtype, chunk.sizes, box
+            )
 
-    def _file(self, name: str) -> BinaryIO:
-        assert self._open is not None
-        if name not in self._open:
+    def _open_file(self, name: str) -> BinaryIO:
+        assert self._open_files is not None
+        if name not in self._open_files:
             path = os.path.join(self._folder, name)
-            self._open[name] = self._files.enter_context(checked.opened(path))
-        return self._open[name]
+            self._open_files[name] = self._exit_stack.enter_context(checked.open_plain_file(path))
+        return self._open_files[name]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        if self._open is not None:  # nested: the outer context closes the files
+        if self._open_files is not None:  # nested: the outer context closes the files
             yield
             return
-        self._open = {}
+        self._open_files = {}
         try:
-            with self._files:
+            with self._exit_stack:
                 yield
         finally:
-            self._open = None
+            self._open_files = None
 
 
-def ours(folder: str) -> Reader:
+def open_own_format(folder: str) -> Reader:
     """Open a checkpoint folder that this library's ``save`` wrote.
 
     Raises:
         ValueError: the checkpoint is damaged.
     """
-    return FromPieces(folder, index_file.read(os.path.join(folder, index_file.NAME)))
+    return SafetensorsReader(folder, index_file.read(os.path.join(folder, index_file.NAME)))
 
 
-def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
+def add_unsharded(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
     """Add a tensor that is stored in one piece to ``metadata``.
 
     ``key`` is its name, and ``place`` what the reader of this format needs to find it.
@@ -176,7 +180,7 @@ def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, plac
     metadata.storage_data[MetadataIndex(key, origin)] = place
 
 
-def narrowed(x: torch.Tensor, box: Box) -> torch.Tensor:
+def narrow_to_box(x: torch.Tensor, box: Box) -> torch.Tensor:
     """Return a view of the box (starts, sizes) of ``x``."""
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start, size)

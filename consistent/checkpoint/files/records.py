@@ -51,7 +51,7 @@ def records(data: bytes) -> Any:
             does not need.
     """
     try:
-        return _Reader(io.BytesIO(data)).load()
+        return _RecordUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # a made-up pickle runs into any error of Python
         raise ValueError(str(error) or type(error).__name__) from None
 
@@ -59,7 +59,7 @@ def records(data: bytes) -> Any:
 _Unpickler: Any = pickle._Unpickler  # pyright: ignore  (in Python: its steps can be replaced)
 
 
-class _Reader(_Unpickler):
+class _RecordUnpickler(_Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return Record(f"{module}.{name}")
 
@@ -70,10 +70,10 @@ class _Reader(_Unpickler):
         self.stack[-1] = Record(function.name, args)
 
     def load_state(self) -> None:
-        state, made = self.stack.pop(), self.stack[-1]
-        if not isinstance(made, Record) or made.args is None or made.state is not None:
+        state, record = self.stack.pop(), self.stack[-1]
+        if not isinstance(record, Record) or record.args is None or record.state is not None:
             raise ValueError("it sets the state of what is not a new object")
-        made.state = state
+        record.state = state
 
     def load_refused(self) -> None:
         raise ValueError("it has a step that no index has")

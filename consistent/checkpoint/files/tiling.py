@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 _PRIME = (1 << 61) - 1
-_drawn = random.SystemRandom()  # so that the author of a forged file cannot predict the marks
+# So that the author of a forged file cannot predict the marks.
+_system_random = random.SystemRandom()
 
 
-def check_pieces(key: str, found: Any) -> None:
-    """Raise ValueError unless the pieces in ``found``, of the tensor ``key``, cover it exactly.
+def check_pieces(key: str, metadata: Any) -> None:
+    """Raise ValueError unless the pieces in ``metadata``, of the tensor ``key``, cover it exactly.
 
-    ``found`` is a ``TensorStorageMetadata``.
+    ``metadata`` is a ``TensorStorageMetadata``.
     """
-    shape, chunks = tuple(found.size), found.chunks
+    shape, chunks = tuple(metadata.size), metadata.chunks
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
             raise ValueError(f"{key} of shape {shape} has a piece of other dims, {chunk}")
@@ -27,11 +28,11 @@ def check_pieces(key: str, found: Any) -> None:
     if sum(math.prod(c.sizes) for c in chunks) != math.prod(shape):
         raise ValueError(f"{key} of shape {shape} is not covered by its pieces")
     # The volumes add up, so a gap implies an overlap.
-    if len(chunks) > 1 and not _tile(shape, chunks):
+    if len(chunks) > 1 and not _is_tiled_by(shape, chunks):
         raise ValueError(f"{key} of shape {shape} has pieces that overlap")
 
 
-def _tile(shape: Sequence[int], chunks: Any) -> bool:
+def _is_tiled_by(shape: Sequence[int], chunks: Any) -> bool:
     """Return whether each element of a tensor of ``shape`` is in exactly one of ``chunks``.
 
     Each index of a dim, where a box may begin or end, gets a random number. By these numbers, a box
@@ -39,13 +40,13 @@ def _tile(shape: Sequence[int], chunks: Any) -> bool:
     tile the tensor, their volumes add up to that of the tensor. If they do not, the sums are equal
     by chance once in 2 ** 55 cases. So the boxes need not be compared pair by pair.
     """
-    rulers = [defaultdict(lambda: _drawn.randrange(_PRIME)) for _ in shape]
+    rulers = [defaultdict(lambda: _system_random.randrange(_PRIME)) for _ in shape]
 
     def volume(starts: Sequence[int], sizes: Sequence[int]) -> int:
-        found = 1
+        product = 1
         for ruler, a, n in zip(rulers, starts, sizes, strict=True):
-            found = found * (ruler[a + n] - ruler[a]) % _PRIME
-        return found
+            product = product * (ruler[a + n] - ruler[a]) % _PRIME
+        return product
 
-    measured = sum(volume(c.offsets, c.sizes) for c in chunks) % _PRIME
-    return measured == volume([0] * len(shape), shape)
+    total = sum(volume(c.offsets, c.sizes) for c in chunks) % _PRIME
+    return total == volume([0] * len(shape), shape)

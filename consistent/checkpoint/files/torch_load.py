@@ -2,7 +2,7 @@
 
 ``weights_only`` prevents the file from running code. But a few bytes of a file can still make torch
 allocate memory of any size. So the file is inspected before it is loaded, and its tensors are
-counted before they are copied (``Room``).
+counted before they are copied (``SizeLimit``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ...dispatch.plans.shards import is_global
 # A file of torch before 1.6 is five pickles: magic number, version, system, the saved object, and
 # the keys of its storages.
 _PICKLES_BEFORE_1_6 = 5
-_ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20  # copies: up to 10 times the file's size + 64 MiB
+_ALLOWED_GROWTH, _ALLOWED_BYTES = 10, 64 << 20  # copies: up to 10 times the file's size + 64 MiB
 
 
-def loaded(file: str | io.BytesIO) -> Any:
+def load_safely(file: str | io.BytesIO) -> Any:
     """Load a ``torch.save`` file that contains tensors and values only, to the CPU.
 
     A file given by its path is mapped into memory where that is possible.
@@ -36,11 +36,11 @@ def loaded(file: str | io.BytesIO) -> Any:
         ValueError: the file is damaged, or contains anything else.
     """
     try:
-        _look(file)
+        _check_file(file)
         mapped = isinstance(file, str) and is_utf8(file) and zipfile.is_zipfile(file)
-        with open(file, "rb") if isinstance(file, str) else nullcontext(file) as held:
-            given: Any = file if mapped else held
-            return torch.load(given, map_location="cpu", weights_only=True, mmap=mapped)
+        with open(file, "rb") if isinstance(file, str) else nullcontext(file) as stream:
+            source: Any = file if mapped else stream
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except (FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # a made-up file runs into any error of Python and torch
@@ -48,50 +48,50 @@ def loaded(file: str | io.BytesIO) -> Any:
         raise ValueError(text or type(error).__name__) from None
 
 
-def _look(given: str | io.BytesIO) -> None:
+def _check_file(source: str | io.BytesIO) -> None:
     """Raise ValueError if loading a file could fill memory, although the file is small.
 
     That takes content that ``torch.save`` never writes, such as compressed parts.
     """
-    file: Any = open(given, "rb") if isinstance(given, str) else given
+    file: Any = open(source, "rb") if isinstance(source, str) else source
     try:
         if zipfile.is_zipfile(file):
-            _look_into_zip(file)
+            _check_zip(file)
         else:
             file.seek(0)
             for _ in range(_PICKLES_BEFORE_1_6):
-                _look_at_pickle(file)
+                _check_pickle(file)
     finally:
-        file.close() if isinstance(given, str) else file.seek(0)
+        file.close() if isinstance(source, str) else file.seek(0)
 
 
-def _look_into_zip(file: BinaryIO) -> None:
+def _check_zip(file: BinaryIO) -> None:
     size = file.seek(0, os.SEEK_END)
-    with zipfile.ZipFile(file) as held:
-        entries = held.infolist()
-        packed = any(e.compress_type or e.file_size != e.compress_size for e in entries)
-        if packed or sum(e.file_size for e in entries) > size:
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        is_compressed = any(e.compress_type or e.file_size != e.compress_size for e in entries)
+        if is_compressed or sum(e.file_size for e in entries) > size:
             raise ValueError("its parts are compressed, or lie in each other")
         for entry in entries:
             if entry.filename.endswith("/data.pkl"):
-                _look_at_pickle(io.BytesIO(held.read(entry)))
+                _check_pickle(io.BytesIO(archive.read(entry)))
 
 
-def _look_at_pickle(file: Any) -> None:
+def _check_pickle(file: Any) -> None:
     """Raise ValueError if a pickle has calls that make large objects from few bytes.
 
     torch's ``weights_only`` allows two such calls: ``bytearray(n)``, and nested codecs that expand
     bytes, such as a decompression.
     """
-    called, texts = set(), set()
-    for opcode, told, _ in pickletools.genops(file):
+    global_names, texts = set(), set()
+    for opcode, argument, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":
-            called.add(told)
-        elif isinstance(told, str) and len(told) < 40:
-            texts.add(told)
-    if called & {"builtins bytearray", "__builtin__ bytearray"}:
+            global_names.add(argument)
+        elif isinstance(argument, str) and len(argument) < 40:
+            texts.add(argument)
+    if global_names & {"builtins bytearray", "__builtin__ bytearray"}:
         raise ValueError("it makes a bytearray")
-    if "_codecs encode" in called and any(map(_is_codec_of_bytes, texts)):
+    if "_codecs encode" in global_names and any(map(_is_codec_of_bytes, texts)):
         raise ValueError("it encodes bytes")
 
 
@@ -102,7 +102,7 @@ def _is_codec_of_bytes(name: str) -> bool:
         return False
 
 
-class Room:
+class SizeLimit:
     """Limit on the total bytes of the tensors of one file: ten times its size plus 64 MiB.
 
     A forged file may have one storage and many tensors that each cover all of it, or a tensor that
@@ -113,9 +113,9 @@ class Room:
     """
 
     def __init__(self, size: int) -> None:
-        self._left = _ALLOWED_GROWTH * size + _ALLOWED
+        self._remaining_bytes = _ALLOWED_GROWTH * size + _ALLOWED_BYTES
 
-    def take(self, key: str, x: torch.Tensor) -> None:
+    def count(self, key: str, x: torch.Tensor) -> None:
         """Count the bytes of the tensor ``x``, named ``key``, against the limit.
 
         Raises:
@@ -128,8 +128,8 @@ class Room:
             )
         if x.layout is not torch.strided or x.is_meta or x.is_quantized or x.is_nested:
             raise ValueError(f"{key} is not a dense tensor with values, and is not read here.")
-        self._left -= x.numel() * x.element_size()
-        if self._left < 0:
+        self._remaining_bytes -= x.numel() * x.element_size()
+        if self._remaining_bytes < 0:
             raise ValueError(
                 f"{key} and the tensors before it repeat the same bytes of the file more than "
                 f"{_ALLOWED_GROWTH} times. Save them as the parts that differ."

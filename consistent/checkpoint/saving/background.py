@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mirrored.readable import readable
+from mirrored.readable import escape_invisible
 from mirrored.transports.default import current
 from mirrored.transports.faults.store import LimitedStore
 from mirrored.transports.torch_dist.groups import world
 
 from . import folders
-from .folders import Begun
+from .folders import UnfinishedCheckpoint
 from .job import Part, SaveJob, complete, write_part
 
 T = TypeVar("T")
@@ -40,32 +40,32 @@ class Notes:
     send them take part in no collective.
     """
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, checkpoint: UnfinishedCheckpoint) -> None:
         self._ranks = current().size
         self._store: LimitedStore | None = None
         self.is_given_up = False
         if self._ranks > 1:
-            name = f"consistent/checkpoint/{readable(begun.path)}/{begun.serial}"
+            name = f"consistent/checkpoint/{escape_invisible(checkpoint.path)}/{checkpoint.serial}"
             store = world().store
             assert store is not None
-            self._store = store.part(name)
+            self._store = store.with_prefix(name)
 
-    def leave(self, rank: int, told: Part) -> None:
-        """Send the note ``told`` of this ``rank`` to rank 0."""
+    def send(self, rank: int, note: Part) -> None:
+        """Send the note ``note`` of this ``rank`` to rank 0."""
         if self._store is not None:
-            self._ask(lambda store: store.set(str(rank), json.dumps(told)))
+            self._ask_store(lambda store: store.set(str(rank), json.dumps(note)))
 
-    def all(self, own: Part) -> list[Part]:
+    def receive_all(self, own_note: Part) -> list[Part]:
         """Wait for the notes of all ranks, and return them in order of rank. Rank 0 calls this.
 
-        ``own`` is rank 0's own note. Raises if ``is_given_up`` is set meanwhile, or if notes are
-        missing a minute after the program has ended.
+        ``own_note`` is rank 0's own note. Raises if ``is_given_up`` is set meanwhile, or if notes
+        are missing a minute after the program has ended.
         """
         names = [str(rank) for rank in range(1, self._ranks)]
         if not names:
-            return [own]
+            return [own_note]
         ending: float | None = None
-        while not self._ask(lambda store: store.check(names)):
+        while not self._ask_store(lambda store: store.check(names)):
             if self.is_given_up:
                 raise RuntimeError("a rank that was to write a part of it is gone")
             # The program is over, and other ranks may have ended without a note: limit the wait.
@@ -76,20 +76,23 @@ class Notes:
                     "the program is over, and some ranks have not said that they wrote their part"
                 )
             time.sleep(_POLL_S)
-        return [own, *self._ask(lambda store: [_taken_out(store, name) for name in names])]
+        return [
+            own_note,
+            *self._ask_store(lambda store: [_pop_note(store, name) for name in names]),
+        ]
 
-    def _ask(self, call: Callable[[Any], T]) -> T:
+    def _ask_store(self, call: Callable[[Any], T]) -> T:
         assert self._store is not None
         return self._store.ask(call)
 
 
-def _taken_out(store: Any, name: str) -> Part:
+def _pop_note(store: Any, name: str) -> Part:
     text = store.get(name)
     store.delete_key(name)
     return json.loads(text)
 
 
-class Background:
+class BackgroundSave:
     """A save whose files a thread of this rank writes while the program goes on.
 
     The threads of all ranks tell rank 0 what they have written, and rank 0's completes the
@@ -97,10 +100,10 @@ class Background:
     that no rank waits for its part in vain.
     """
 
-    def __init__(self, begun: Begun) -> None:
-        self.path = begun.path
-        self._begun, self._rank = begun, current().rank
-        self._notes = Notes(begun)
+    def __init__(self, checkpoint: UnfinishedCheckpoint) -> None:
+        self.path = checkpoint.path
+        self._checkpoint, self._rank = checkpoint, current().rank
+        self._notes = Notes(checkpoint)
         self._job: SaveJob | None = None
         self._error: Exception | None = None
         self.written = threading.Event()
@@ -133,24 +136,24 @@ class Background:
 
     def _run(self) -> None:
         try:
-            own = self._attempt()
+            own_note = self._write_own_part()
             self.written.set()
             if self._rank:
-                self._notes.leave(self._rank, own)
+                self._notes.send(self._rank, own_note)
                 return
-            parts = self._notes.all(own)
+            parts = self._notes.receive_all(own_note)
             if self._job is None or any("error" in part for part in parts):
-                folders.give_up(self._begun)
+                folders.give_up(self._checkpoint)
             else:
                 complete(self._job, parts)
         except Exception as error:
             self._error = self._error or error
             if not self._rank:
-                folders.give_up(self._begun)
+                folders.give_up(self._checkpoint)
         finally:
             self.written.set()  # also after an error, or own_part would wait forever
 
-    def _attempt(self) -> Part:
+    def _write_own_part(self) -> Part:
         """Write this rank's part of the checkpoint; return the note for rank 0.
 
         The note describes what was written, or is ``{"error": text}``.

@@ -14,64 +14,65 @@ import torch
 
 from ...forms.native.load import streamed_copy_
 
-_ALIGNED = 64  # bytes
-_SMALL = 1 << 16  # bytes; many small copies cost by their number, and hardly use the caches
+_ALIGNMENT = 64  # bytes
+_SMALL_BYTES = 1 << 16  # bytes; many small copies cost by their number, and hardly use the caches
 
 
-class Copies:
+class CopyBuffer:
     """CPU copies of tensors in one reused block of memory, as large as the largest save so far."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._held: list[torch.Tensor] = []  # views into it: the copies of the last call
+        self._copies: list[torch.Tensor] = []  # views into it: the copies of the last call
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return CPU copies of ``tensors``.
 
         They are valid until the next call, which overwrites them.
         """
-        if not self._fits(tensors):
-            self._lay_out(tensors)
-        small: list[torch.Tensor] = []
-        into: list[torch.Tensor] = []
+        if not self._has_layout_of(tensors):
+            self._allocate_copies(tensors)
+        small_tensors: list[torch.Tensor] = []
+        small_copies: list[torch.Tensor] = []
         with torch.no_grad():
-            for held, x in zip(self._held, tensors, strict=True):
-                if x.nbytes <= _SMALL:
-                    small.append(x)
-                    into.append(held)
+            for copy, x in zip(self._copies, tensors, strict=True):
+                if x.nbytes <= _SMALL_BYTES:
+                    small_tensors.append(x)
+                    small_copies.append(copy)
                 elif x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
-                    streamed_copy_(held, x)
+                    streamed_copy_(copy, x)
                 else:
-                    held.copy_(x)
-            if small:
-                torch._foreach_copy_(into, small)  # pyright: ignore[reportPrivateImportUsage]
-        return self._held
+                    copy.copy_(x)
+            if small_tensors:
+                torch._foreach_copy_(small_copies, small_tensors)  # pyright: ignore[reportPrivateImportUsage]
+        return self._copies
 
-    def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _has_layout_of(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether the copies of the last call have the shapes and dtypes of ``tensors``.
 
         If so, they are overwritten, and the memory need not be divided again.
         """
-        return len(tensors) == len(self._held) and all(
-            x.shape == held.shape and x.dtype == held.dtype for x, held in zip(tensors, self._held)
+        return len(tensors) == len(self._copies) and all(
+            x.shape == copy.shape and x.dtype == copy.dtype
+            for x, copy in zip(tensors, self._copies)
         )
 
-    def _lay_out(self, tensors: Sequence[torch.Tensor]) -> None:
-        places, end = [], 0
+    def _allocate_copies(self, tensors: Sequence[torch.Tensor]) -> None:
+        offsets, end = [], 0
         for x in tensors:
-            places.append(end)
-            end += -(-x.nbytes // _ALIGNED) * _ALIGNED
+            offsets.append(end)
+            end += -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
         if end > self._memory.numel():
             # Free the old block first, so that the two never exist at the same time.
-            self._held, self._memory = [], torch.empty(0, dtype=torch.uint8)
-            self._memory = _pages(end)
-        self._held = [
+            self._copies, self._memory = [], torch.empty(0, dtype=torch.uint8)
+            self._memory = _huge_pages(end)
+        self._copies = [
             self._memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
-            for x, at in zip(tensors, places, strict=True)
+            for x, at in zip(tensors, offsets, strict=True)
         ]
 
 
-def _pages(size: int) -> torch.Tensor:
+def _huge_pages(size: int) -> torch.Tensor:
     """Return zeroed memory of ``size`` bytes, in huge pages where the system has them."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=torch.uint8)

@@ -24,18 +24,18 @@ _SAVING, _DELETING, _MARK = ".saving-", ".deleting-", ".in-use"
 
 
 @dataclass(frozen=True)
-class Begun:
+class UnfinishedCheckpoint:
     """Paths of a checkpoint that is being written into ``root``, the folder of all checkpoints.
 
     Its final name is ``name``, and ``serial`` its number among the saves into ``root``. Until it is
-    complete its name has the random part ``own``, so that a rank that was suspended for long cannot
-    write into the folder of another job.
+    complete its name has a random part, ``random_part``, so that a rank that was suspended for long
+    cannot write into the folder of another job.
     """
 
     root: str
     name: str
     serial: int
-    own: str
+    random_part: str
 
     @property
     def path(self) -> str:
@@ -43,9 +43,9 @@ class Begun:
         return os.path.join(self.root, self.name)
 
     @property
-    def unfinished(self) -> str:
+    def temporary_path(self) -> str:
         """Path of the checkpoint while it is being written."""
-        return os.path.join(self.root, f"{_SAVING}{self.own}-{self.name}")
+        return os.path.join(self.root, f"{_SAVING}{self.random_part}-{self.name}")
 
     @property
     def mark(self) -> str:
@@ -54,7 +54,7 @@ class Begun:
 
     def file(self, name: str) -> str:
         """Return the path of the checkpoint's file ``name`` while it is being written."""
-        return os.path.join(self.unfinished, name)
+        return os.path.join(self.temporary_path, name)
 
 
 def mark_of(root: str) -> str:
@@ -62,7 +62,7 @@ def mark_of(root: str) -> str:
     return os.path.join(root, _MARK)
 
 
-def begin(root: str, step: int | None) -> Begun:
+def create_unfinished(root: str, step: int | None) -> UnfinishedCheckpoint:
     """Create the folder to write a checkpoint into, and remove what killed saves have left.
 
     Rank 0 calls it. ``root`` is the folder of all checkpoints of the run; ``step`` is as in
@@ -74,55 +74,56 @@ def begin(root: str, step: int | None) -> Begun:
     os.makedirs(root, exist_ok=True)
     owner.claim(mark_of(root))
     try:
-        return _begun(root, step)
+        return _create_unfinished(root, step)
     except BaseException:
         owner.release(mark_of(root), unless_kept=True)
         raise
 
 
-def _begun(root: str, step: int | None) -> Begun:
+def _create_unfinished(root: str, step: int | None) -> UnfinishedCheckpoint:
     for name in os.listdir(root):
         # This job owns ``root`` by now, so unfinished folders in it belong to no living job.
         if name.startswith((_SAVING, _DELETING)):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-    serial = max((number for number, _ in _whole(root)), default=0) + 1
+    serial = max((number for number, _ in _complete_checkpoints(root)), default=0) + 1
     name = f"save-{serial:08}" if step is None else f"step-{step:08}"
     if os.path.exists(os.path.join(root, name)):  # saved before, perhaps by an earlier run
         name += f"-again-{serial}"
-    begun = Begun(root, name, serial, uuid.uuid4().hex[:4])
-    os.mkdir(begun.unfinished)
-    return begun
+    checkpoint = UnfinishedCheckpoint(root, name, serial, uuid.uuid4().hex[:4])
+    os.mkdir(checkpoint.temporary_path)
+    return checkpoint
 
 
-def finish(begun: Begun, keep: int | None) -> None:
+def finish(checkpoint: UnfinishedCheckpoint, keep: int | None) -> None:
     """Give a written checkpoint its final name, and remove all but the last ``keep`` checkpoints.
 
     None keeps all. Raises CheckpointError if another job has taken over the folder.
     """
     # The entries of the folder reach the disk before the name that declares it complete.
-    sync(begun.unfinished)
+    sync(checkpoint.temporary_path)
     # If this process was suspended, another job may have taken over the folder meanwhile.
-    owner.check(begun.mark)
-    os.rename(begun.unfinished, begun.path)
-    sync(begun.root)
-    for _, name in _whole(begun.root)[: -keep if keep else 0]:
-        doomed = os.path.join(begun.root, _DELETING + name)
+    owner.check(checkpoint.mark)
+    os.rename(checkpoint.temporary_path, checkpoint.path)
+    sync(checkpoint.root)
+    for _, name in _complete_checkpoints(checkpoint.root)[: -keep if keep else 0]:
+        deleted_path = os.path.join(checkpoint.root, _DELETING + name)
         try:
             # Renamed first, so that nobody sees a checkpoint of which a part is removed.
-            os.rename(os.path.join(begun.root, name), doomed)
+            os.rename(os.path.join(checkpoint.root, name), deleted_path)
         except OSError as error:  # the new one is saved, and the next save tries again
             warnings.warn(f"checkpoint.save: {name!r} is kept for now: {error}", stacklevel=2)
             return
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(deleted_path, ignore_errors=True)
 
 
-def give_up(begun: Begun) -> None:
+def give_up(checkpoint: UnfinishedCheckpoint) -> None:
     """Remove the files of a checkpoint that will not be completed.
 
-    Other jobs may save into ``begun.root`` again, unless this job has saved a checkpoint there.
+    Other jobs may save into ``checkpoint.root`` again, unless this job has saved a checkpoint
+    there.
     """
-    shutil.rmtree(begun.unfinished, ignore_errors=True)
-    owner.release(begun.mark, unless_kept=True)
+    shutil.rmtree(checkpoint.temporary_path, ignore_errors=True)
+    owner.release(checkpoint.mark, unless_kept=True)
 
 
 def latest_in(root: str) -> str | None:
@@ -130,19 +131,19 @@ def latest_in(root: str) -> str | None:
 
     The order is that of saving, not of steps.
     """
-    whole = _whole(root)
-    return os.path.join(root, whole[-1][1]) if whole else None
+    checkpoints = _complete_checkpoints(root)
+    return os.path.join(root, checkpoints[-1][1]) if checkpoints else None
 
 
-def _whole(root: str) -> list[tuple[int, str]]:
+def _complete_checkpoints(root: str) -> list[tuple[int, str]]:
     """Return (serial number, name) of all complete checkpoints in ``root``, oldest first."""
-    found = []
+    checkpoints = []
     for name in os.listdir(root) if os.path.isdir(root) else []:
         if not name.startswith("."):
             serial = index_file.serial_of(os.path.join(root, name, index_file.NAME))
             if serial is not None:
-                found.append((serial, name))
-    return sorted(found)
+                checkpoints.append((serial, name))
+    return sorted(checkpoints)
 
 
 def sync(folder: str) -> None:

@@ -32,16 +32,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ..agreement import CheckpointError
 
-_BEAT_S = 5.0  # time between two touches of a mark by its owner
-_SILENT_S = 4 * _BEAT_S  # an owner that has not touched its mark for so long counts as dead
-_LEAVING_S = 2.0  # grace for an owner of this host that is about to end or to release
+_HEARTBEAT_S = 5.0  # time between two touches of a mark by its owner
+# An owner that has not touched its mark for so long counts as dead.
+_SILENCE_LIMIT_S = 4 * _HEARTBEAT_S
+_EXIT_GRACE_S = 2.0  # grace for an owner of this host that is about to end or to release
 _POLL_S = 0.1
 _TRIES = 50  # to claim a mark that other processes claim, too
-_MOST = 16  # marks that one process owns; a program may save into ever new folders
+_MAX_MARKS = 16  # marks that one process owns; a program may save into ever new folders
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class Owner:
     token: str
 
     def __str__(self) -> str:
-        return in_a_line(f"process {self.pid} on {self.host}, since {self.since}")
+        return on_one_line(f"process {self.pid} on {self.host}, since {self.since}")
 
 
-_own: dict[str, Owner] = {}  # mark -> what this process wrote into it
-_kept: set[str] = set()  # marks of folders that have a checkpoint of this job
-_beating: threading.Thread | None = None
+_owned_marks: dict[str, Owner] = {}  # mark -> what this process wrote into it
+_kept_marks: set[str] = set()  # marks of folders that have a checkpoint of this job
+_heartbeat_thread: threading.Thread | None = None
 
 
 def claim(mark: str) -> None:
@@ -83,19 +84,19 @@ def claim(mark: str) -> None:
     Raises:
         CheckpointError: another job owns it, and lives.
     """
-    mark = _real(mark)
+    mark = _canonical_path(mark)
     for _ in range(_TRIES):
-        if owns(mark) or _create(mark):
+        if owns(mark) or _create_mark(mark):
             return
-        held = _read(mark)
-        if held is not None and _is_alive(mark, held):
+        mark_state = _read_mark(mark)
+        if mark_state is not None and _is_owner_alive(mark, mark_state):
             raise CheckpointError(
-                f"another job saves there: {held[0] or 'unknown'}. Two jobs would remove or "
+                f"another job saves there: {mark_state[0] or 'unknown'}. Two jobs would remove or "
                 "overwrite each other's files. Give each job a path of its own, or end that job "
                 f"first; {mark} is its mark."
             )
-        if held is not None:
-            _take_away(mark, held)
+        if mark_state is not None:
+            _remove_dead_mark(mark, mark_state)
     raise CheckpointError(f"{mark} could not be written, as other jobs write it over and over.")
 
 
@@ -106,12 +107,12 @@ def check(mark: str) -> None:
     ``unless_kept`` keeps the ownership, since the folder has a checkpoint of this job.
     """
     if owns(mark):
-        _kept.add(_real(mark))
+        _kept_marks.add(_canonical_path(mark))
         return
-    held = _read(mark)
+    mark_state = _read_mark(mark)
     raise CheckpointError(
         "another job has begun to save there while this one was stopped: "
-        f"{held and held[0] or 'unknown'}. Give each job a path of its own."
+        f"{mark_state and mark_state[0] or 'unknown'}. Give each job a path of its own."
     )
 
 
@@ -120,38 +121,39 @@ def release(mark: str, unless_kept: bool = False) -> None:
 
     With ``unless_kept`` the ownership stays if this job has completed a checkpoint there.
     """
-    mark = _real(mark)
-    if unless_kept and mark in _kept:
+    mark = _canonical_path(mark)
+    if unless_kept and mark in _kept_marks:
         return
     if owns(mark):
         with suppress(OSError):
             os.remove(mark)
-    _own.pop(mark, None)
-    _kept.discard(mark)
+    _owned_marks.pop(mark, None)
+    _kept_marks.discard(mark)
 
 
 def owns(mark: str) -> bool:
     """Return whether this process owns the folder or file whose mark file is ``mark``."""
-    mark = _real(mark)
-    mine = _own.get(mark)  # looked up once: another thread may release the folder at any time
-    held = mine and _read(mark)
-    return bool(held) and held[0] == mine
+    mark = _canonical_path(mark)
+    # Looked up once: another thread may release the folder at any time.
+    expected = _owned_marks.get(mark)
+    mark_state = expected and _read_mark(mark)
+    return bool(mark_state) and mark_state[0] == expected
 
 
 # -- the mark -------------------------------------------------------------------------------------
 
 
-def _real(mark: str) -> str:
-    # One folder has one key in ``_own``, by whatever path it is reached. The mark itself is not
-    # resolved, so that a symbolic link in its place is not followed.
+def _canonical_path(mark: str) -> str:
+    # One folder has one key in ``_owned_marks``, by whatever path it is reached. The mark itself is
+    # not resolved, so that a symbolic link in its place is not followed.
     folder, name = os.path.split(mark)
     return os.path.join(os.path.realpath(folder), name)
 
 
-def _create(mark: str) -> bool:
+def _create_mark(mark: str) -> bool:
     """Write the mark of this process; return False if the file ``mark`` exists already."""
-    me = Owner(
-        socket.gethostname(), os.getpid(), _began(os.getpid()), _system(),
+    owner = Owner(
+        socket.gethostname(), os.getpid(), _start_time(os.getpid()), _system_id(),
         time.strftime("%Y-%m-%d %H:%M:%S"), uuid.uuid4().hex,
     )  # fmt: skip
     try:
@@ -161,39 +163,39 @@ def _create(mark: str) -> bool:
         return False
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(asdict(me)))
+            file.write(json.dumps(asdict(owner)))
     except OSError:
         os.remove(mark)
         raise
-    _own[mark] = me
-    for old in list(_own)[:-_MOST]:
+    _owned_marks[mark] = owner
+    for old in list(_owned_marks)[:-_MAX_MARKS]:
         release(old)
-    _begin_to_beat()
+    _start_heartbeat()
     return True
 
 
-def _read(mark: str) -> tuple[Owner | None, int] | None:
+def _read_mark(mark: str) -> tuple[Owner | None, int] | None:
     """Return (owner, time of last modification) of a mark file; None if there is no file.
 
     The owner touches the file regularly, so the time shows whether it lives. The owner is None if
     the content is not that of a mark, or is still being written.
     """
     try:
-        with _opened(mark) as file:
+        with _open_mark(mark) as file:
             touched, text = os.fstat(file.fileno()).st_mtime_ns, file.read(4096)
     except FileNotFoundError:
         return None
     try:
-        told: Any = json.loads(text)
+        fields: Any = json.loads(text)
         kinds = {"pid": int}
-        if all(type(told[key]) is kinds.get(key, str) for key in Owner.__annotations__):
-            return Owner(**{key: told[key] for key in Owner.__annotations__}), touched
+        if all(type(fields[key]) is kinds.get(key, str) for key in Owner.__annotations__):
+            return Owner(**{key: fields[key] for key in Owner.__annotations__}), touched
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return None, touched  # counts as an unknown owner, as long as it is touched
 
 
-def _opened(mark: str) -> BinaryIO:
+def _open_mark(mark: str) -> BinaryIO:
     """Open the mark file for reading.
 
     Raises OSError if it is not a plain file, because reading a pipe could block.
@@ -205,19 +207,19 @@ def _opened(mark: str) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
+def _remove_dead_mark(mark: str, dead_state: tuple[Owner | None, int]) -> None:
     """Remove the mark of a dead owner, unless another job has written its own mark since.
 
-    ``dead`` is what ``_read`` returned for the dead owner's mark.
+    ``dead_state`` is what ``_read_mark`` returned for the dead owner's mark.
     """
-    with _alone(os.path.dirname(mark)):
-        if _read(mark) == dead:
+    with _folder_lock(os.path.dirname(mark)):
+        if _read_mark(mark) == dead_state:
             with suppress(FileNotFoundError):
                 os.remove(mark)
 
 
 @contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _folder_lock(folder: str) -> Iterator[None]:
     """Context manager that only one process at a time enters for ``folder``, by a file lock.
 
     On a file system without locks several may enter. Then two jobs may claim the folder at once,
@@ -237,29 +239,29 @@ def _alone(folder: str) -> Iterator[None]:
 # -- whether the owner lives ----------------------------------------------------------------------
 
 
-def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
-    owner = held[0]
+def _is_owner_alive(mark: str, mark_state: tuple[Owner | None, int]) -> bool:
+    owner = mark_state[0]
     if owner is not None and (owner.pid, owner.began, owner.system) == (
-        os.getpid(), _began(os.getpid()), _system(),
+        os.getpid(), _start_time(os.getpid()), _system_id(),
     ):  # fmt: skip
         return False  # this process, which has no record of the mark any more
-    known = owner is not None and owner.system != "" and owner.system == _system()
+    is_local = owner is not None and owner.system != "" and owner.system == _system_id()
     # An owner on this host gets a short time to end or release. One on another host counts as
     # alive only if it touches the mark within the longer time.
-    end = time.monotonic() + (_LEAVING_S if known else _SILENT_S)
+    end = time.monotonic() + (_EXIT_GRACE_S if is_local else _SILENCE_LIMIT_S)
     while time.monotonic() < end:
-        now = _read(mark)
-        if now is None or now[0] != owner:
+        latest = _read_mark(mark)
+        if latest is None or latest[0] != owner:
             return False  # it has left; the caller looks at the new owner, if there is one
-        if known and owner is not None and _began(owner.pid) != owner.began:
+        if is_local and owner is not None and _start_time(owner.pid) != owner.began:
             return False
-        if not known and now[1] != held[1]:
+        if not is_local and latest[1] != mark_state[1]:
             return True
         time.sleep(_POLL_S)
-    return known
+    return is_local
 
 
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return the start time of the process ``pid`` of this host; "" if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -269,7 +271,7 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _system() -> str:
+def _system_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -277,17 +279,19 @@ def _system() -> str:
         return ""
 
 
-def _begin_to_beat() -> None:
-    global _beating
-    if _beating is None:
-        _beating = threading.Thread(target=_beat, name="consistent-folders", daemon=True)
-        _beating.start()
+def _start_heartbeat() -> None:
+    global _heartbeat_thread
+    if _heartbeat_thread is None:
+        _heartbeat_thread = threading.Thread(
+            target=_touch_marks, name="consistent-folders", daemon=True
+        )
+        _heartbeat_thread.start()
 
 
-def _beat() -> None:
+def _touch_marks() -> None:
     while True:
-        time.sleep(_BEAT_S)
-        for mark in list(_own):
+        time.sleep(_HEARTBEAT_S)
+        for mark in list(_owned_marks):
             with suppress(OSError):
                 if owns(mark):
                     # Not if another job has taken the mark over: this would keep that job alive.
@@ -296,17 +300,17 @@ def _beat() -> None:
 
 @atexit.register
 def _release_all() -> None:
-    for mark in list(_own):
+    for mark in list(_owned_marks):
         release(mark)
 
 
-def _in_child() -> None:
+def _forget_in_child() -> None:
     """Forget all ownership in a forked child, which is another process than the owner."""
-    global _beating
-    _own.clear()
-    _kept.clear()
-    _beating = None
+    global _heartbeat_thread
+    _owned_marks.clear()
+    _kept_marks.clear()
+    _heartbeat_thread = None
 
 
 if hasattr(os, "register_at_fork"):  # systems without fork need none
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_forget_in_child)

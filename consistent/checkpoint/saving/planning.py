@@ -61,74 +61,79 @@ class SaveDivision:
 
     Args:
         tensors: the tensors of the checkpoint and their pieces.
-        mine: the pieces that this rank writes.
+        own_pieces: the pieces that this rank writes.
         differing: values and plain tensors that differ between ranks; each rank's version is saved.
     """
 
     tensors: Metadata
-    mine: list[WriteItem]
+    own_pieces: list[WriteItem]
     differing: list[str]
 
 
 class Planner:
     """Planner of saves, which reuses the last plan if nothing has changed.
 
-    For each save all ranks exchange their ``note_of`` and call ``hear`` with the notes of all; then
-    ``plan_of`` returns the plan.
+    For each save all ranks exchange their ``note_of`` and call ``exchange_pieces`` with the notes
+    of all; then ``plan_of`` returns the plan.
     """
 
     def __init__(self) -> None:
         # Name and layout of each tensor that this rank saves: now, and at the last exchange of
         # pieces.
-        self._now: list[tuple] = []
-        self._then: list[tuple] = []
-        self._heard: list[list[WriteItem]] = []  # the pieces of each rank, by that exchange
-        self._stands_for_heard: bytes | None = None  # hash of ``_heard``
-        self._last: tuple[list[str], SaveDivision] | None = None  # what differed, and the plan
+        self._current_layouts: list[tuple] = []
+        self._announced_layouts: list[tuple] = []
+        # The pieces of each rank, by that exchange.
+        self._pieces_by_rank: list[list[WriteItem]] = []
+        self._pieces_hash: bytes | None = None  # hash of ``_pieces_by_rank``
+        self._last_plan: tuple[list[str], SaveDivision] | None = None  # what differed, and the plan
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
         """Return this rank's note about ``contents``, for the caller to exchange; sends nothing."""
         transport = current()
-        tensors = [_kind_of(name, x) for name, x in contents.tensors.items()]
-        self._now = [(transport.rank, transport.size), *tensors]
-        unchanged = self._stands_for_heard if self._now == self._then else None
+        tensors = [_layout_key(name, x) for name, x in contents.tensors.items()]
+        self._current_layouts = [(transport.rank, transport.size), *tensors]
+        unchanged = self._pieces_hash if self._current_layouts == self._announced_layouts else None
         return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
 
-    def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
+    def exchange_pieces(self, what: str, contents: Contents, notes: list[Note]) -> None:
         """Exchange the lists of the tensor pieces that ranks have, if any rank's list has changed.
 
         It is a collective only if lists are exchanged. ``notes`` are the notes of all ranks,
         ``contents`` is what this rank saves, and ``what`` begins error messages.
         """
         # All ranks have the same notes here, so all of them take the same branch.
-        said = {note.unchanged for note in notes}
-        if len(said) == 1 and None not in said:
+        hashes = {note.unchanged for note in notes}
+        if len(hashes) == 1 and None not in hashes:
             return
         # Reset first: if the exchange fails, no stale plan is reused.
-        self._stands_for_heard = self._last = None
+        self._pieces_hash = self._last_plan = None
         texts = on_every_rank(what, lambda: pickle.dumps(_pieces_of(contents)))
-        self._heard = [pickle.loads(text) for text in texts]
-        self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
+        self._pieces_by_rank = [pickle.loads(text) for text in texts]
+        self._announced_layouts, self._pieces_hash = (
+            self._current_layouts,
+            hashlib.sha256(b"".join(texts)).digest(),
+        )
 
     def plan_of(self, notes: list[Note], rank: int) -> SaveDivision:
         """Return the plan of this save for ``rank``, from the ``notes`` of all ranks.
 
-        All ranks compute it alike, so that nothing is sent; only ``mine`` differs between them.
+        All ranks compute it alike, so that nothing is sent; only ``own_pieces`` differs between
+        them.
         """
         first = notes[0].digests
         differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
         # Values may start to differ between ranks while the pieces stay the same.
-        if self._last is None or self._last[0] != differing:
-            self._last = differing, _planned(self._heard, differing, rank)
-        return self._last[1]
+        if self._last_plan is None or self._last_plan[0] != differing:
+            self._last_plan = differing, _make_plan(self._pieces_by_rank, differing, rank)
+        return self._last_plan[1]
 
 
-def _kind_of(name: str, x: torch.Tensor) -> tuple:
+def _layout_key(name: str, x: torch.Tensor) -> tuple:
     if is_global(x):
         return name, x._spec  # type: ignore[attr-defined]
     # A DTensor's pieces also depend on its placements and mesh.
-    lies = repr((getattr(x, "placements", None), getattr(x, "device_mesh", None)))
-    return name, x.shape, x.dtype, x.device, lies
+    distribution = repr((getattr(x, "placements", None), getattr(x, "device_mesh", None)))
+    return name, x.shape, x.dtype, x.device, distribution
 
 
 def _pieces_of(contents: Contents) -> list[WriteItem]:
@@ -142,32 +147,37 @@ def _pieces_of(contents: Contents) -> list[WriteItem]:
     return pieces
 
 
-def check_alike(call: str, notes: list[Note]) -> None:
+def check_equal_contents(call: str, notes: list[Note]) -> None:
     """Raise CheckpointError if the notes say that the ranks save different things.
 
     These are other names, tensors, aliases or options of ``save``; values may differ. ``call``
     begins the message.
     """
     for rank, note in enumerate(notes):
-        for what, of in (
+        for what, attribute in (
             ("names", lambda n: sorted(n.kinds.items())),
             ("tensors and values", lambda n: sorted(n.digests)),
             ("further names of tensors", lambda n: sorted(n.aliases.items())),
             ("folder, step, keep and wait", lambda n: n.options),
         ):
-            first, own = of(notes[0]), of(note)
-            if first != own:
-                only = [x for x in own if x not in first], [x for x in first if x not in own]
+            first_value, own_value = attribute(notes[0]), attribute(note)
+            if first_value != own_value:
+                only = (
+                    [x for x in own_value if x not in first_value],
+                    [x for x in first_value if x not in own_value],
+                )
                 raise CheckpointError(
                     f"{call}: the ranks give different {what}: only rank {rank} has {only[0]}, "
                     f"only rank 0 has {only[1]}. Call it alike on every rank."
                 )
 
 
-def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> SaveDivision:
+def _make_plan(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> SaveDivision:
     tensors = {k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")}
     plans = [
-        SavePlan([_of_rank(item, r) if item.index.fqn in tensors else item for item in own])
+        SavePlan(
+            [_renamed_for_rank(item, r) if item.index.fqn in tensors else item for item in own]
+        )
         for r, own in enumerate(pieces)
     ]
     plans, metadata = create_default_global_save_plan(dedup_save_plans(plans))
@@ -175,7 +185,7 @@ def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> 
     return SaveDivision(metadata, list(plans[rank].items), names)
 
 
-def _of_rank(item: WriteItem, rank: int) -> WriteItem:
+def _renamed_for_rank(item: WriteItem, rank: int) -> WriteItem:
     index = dataclasses.replace(item.index, fqn=on_rank(item.index.fqn, rank))
     return dataclasses.replace(item, index=index)
 
@@ -187,7 +197,7 @@ def data_of(item: WriteItem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     tensors to be saved, by name.
     """
     name = item.index.fqn if item.index.fqn in tensors else without_rank(item.index.fqn)
-    found = find_state_dict_object(
+    data = find_state_dict_object(
         {name: tensors[name].detach()}, dataclasses.replace(item.index, fqn=name)
     )
-    return found.to_local() if hasattr(found, "to_local") else found
+    return data.to_local() if hasattr(data, "to_local") else data

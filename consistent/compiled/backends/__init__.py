@@ -20,23 +20,23 @@ import torch
 from torch.fx import GraphModule
 
 from .inductor import Inductor
-from .unalias_outputs import Run
+from .unalias_outputs import CompiledCallable
 
-Backend = Callable[[GraphModule, Sequence[torch.Tensor]], Run]
+Backend = Callable[[GraphModule, Sequence[torch.Tensor]], CompiledCallable]
 
 
 # With grad mode off, as it is in a program, the kernels of these ops omit what backward reads.
-_ASKING_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
+_OPS_READING_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 
 
-def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledCallable:
     """Backend "ops": return a function that runs the recorded ops one by one."""
-    if any(node.target in _ASKING_GRAD_MODE for node in graph.graph.nodes):
-        return partial(_in_grad_mode, graph.forward)
+    if any(node.target in _OPS_READING_GRAD_MODE for node in graph.graph.nodes):
+        return partial(_run_in_grad_mode, graph.forward)
     return graph.forward
 
 
-def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+def _run_in_grad_mode(run: CompiledCallable, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
     """Call ``run`` in grad mode, in which its ops were recorded.
 
     Some kernels omit results that backward reads if grad mode is off, as it is while a program
@@ -48,4 +48,4 @@ def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
 
 BACKENDS: dict[str, Callable[[], Backend]] = {"inductor": Inductor, "ops": lambda: by_ops}
 
-__all__ = ["BACKENDS", "Backend", "Run", "by_ops"]
+__all__ = ["BACKENDS", "Backend", "CompiledCallable", "by_ops"]

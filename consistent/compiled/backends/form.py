@@ -29,7 +29,7 @@ from ..memory import storage_of
 from ..opaque import DRAWN, MESSAGE, WAIT_MESSAGE, result_sizes
 
 Number = int | float
-_TOLD = (MESSAGE, WAIT_MESSAGE, DRAWN)
+_OPS_WITH_RESULT_SIZES = (MESSAGE, WAIT_MESSAGE, DRAWN)
 
 
 class Form(NamedTuple):
@@ -40,7 +40,7 @@ class Form(NamedTuple):
     Args:
         text: description of the ops without numbers, which is equal for graphs that may share code.
         numbers: the numbers of the graph and its inputs' sizes and strides, in the order in which
-            ``lies`` and ``fill`` visit them.
+            ``memory_layout`` and ``substitute_args`` visit them.
         constants: tensors that are stored in the graph itself.
     """
 
@@ -56,32 +56,32 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
     they overlap, which a form does not describe.
     """
     nodes = list(graph.graph.nodes)
-    written = {memory for node in nodes for memory in node.meta.get("written", ())}
+    written_memories = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
-    given = (node.meta.get("memory") for node in nodes if node.op == "placeholder")
-    for recorded, memory in zip(given, memories, strict=True):
-        if recorded in written and memories.count(memory) > 1:
+    input_memories = (node.meta.get("memory") for node in nodes if node.op == "placeholder")
+    for recorded, memory in zip(input_memories, memories, strict=True):
+        if recorded in written_memories and memories.count(memory) > 1:
             return None
     numbers: list[Number] = []
     places = {node: i for i, node in enumerate(nodes)}
 
-    def noted(number: Any) -> type:
+    def note_number(number: Any) -> type:
         numbers.append(number)
         return type(number)
 
-    constants = [_constant(graph, node) for node in nodes if node.op == "get_attr"]
-    text: list[Any] = [_modes()]
-    text += [(x.dtype, x.device, lies(x, noted)) for x in (*constants, *inputs)]
+    constants = [_attribute_tensor(graph, node) for node in nodes if node.op == "get_attr"]
+    text: list[Any] = [_torch_modes()]
+    text += [(x.dtype, x.device, memory_layout(x, note_number)) for x in (*constants, *inputs)]
     text.append([memories.index(memory) for memory in memories])
     for node in nodes:
-        args, kwargs = fill(node, noted, places.__getitem__)
+        args, kwargs = substitute_args(node, note_number, places.__getitem__)
         text.append((node.op, _target(node), args, kwargs))
-    text.append(_together(nodes))
-    return Form(_frozen(text), tuple(numbers), constants)
+    text.append(_memory_sharing(nodes))
+    return Form(_to_hashable(text), tuple(numbers), constants)
 
 
-def fill(
-    node: Node, number: Callable[[Number], Any], other: Callable[[Node], Any]
+def substitute_args(
+    node: Node, replace_number: Callable[[Number], Any], replace_node: Callable[[Node], Any]
 ) -> tuple[tuple, dict[str, Any]]:
     """Return (args, kwargs) of ``node`` with its numbers and its input nodes replaced.
 
@@ -95,28 +95,30 @@ def fill(
     args, kwargs = node.args, node.kwargs
     if is_item(node):
         # The index of an item stays in the text: it selects a result, and is no size.
-        return (other(node.args[0]), node.args[1]), {}  # type: ignore[arg-type]
-    if node.target in _TOLD:
-        at = 2 if node.target is DRAWN else 1
-        args = (*args, *result_sizes(args[at]))  # type: ignore[arg-type]
+        return (replace_node(node.args[0]), node.args[1]), {}  # type: ignore[arg-type]
+    if node.target in _OPS_WITH_RESULT_SIZES:
+        number_index = 2 if node.target is DRAWN else 1
+        args = (*args, *result_sizes(args[number_index]))  # type: ignore[arg-type]
 
-    def filled(x: Any) -> Any:
+    def replace_numbers(x: Any) -> Any:
         if isinstance(x, Node):
-            return other(x)
+            return replace_node(x)
         # Floats that are zero, infinite or nan stay in the text, by their repr. They cannot be
         # compared as numbers: -0.0 == 0.0, and nan != nan.
         if type(x) is int or (type(x) is float and math.isfinite(x) and x != 0.0):
-            return number(x)
+            return replace_number(x)
         if isinstance(x, list | tuple):
-            return [filled(y) for y in x]
+            return [replace_numbers(y) for y in x]
         if isinstance(x, slice):
-            return slice(filled(x.start), filled(x.stop), filled(x.step))
+            return slice(replace_numbers(x.start), replace_numbers(x.stop), replace_numbers(x.step))
         return x
 
-    return tuple(map(filled, args)), {name: filled(x) for name, x in kwargs.items()}
+    return tuple(map(replace_numbers, args)), {
+        name: replace_numbers(x) for name, x in kwargs.items()
+    }
 
 
-def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
+def memory_layout(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
     """Return how ``x`` is arranged in memory, with each number n replaced by ``number(n)``.
 
     For a tensor without gaps, this is (sizes, dims from outermost to innermost, offset); for other
@@ -127,8 +129,8 @@ def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | No
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
         if strides_of(sizes, order) == strides:
             return [number(size) for size in sizes], order, number(offset)
-    where = [number(stride) for stride in strides], number(offset)
-    return [number(size) for size in sizes], None, where
+    strides_and_offset = [number(stride) for stride in strides], number(offset)
+    return [number(size) for size in sizes], None, strides_and_offset
 
 
 def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
@@ -144,7 +146,7 @@ def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
     return strides
 
 
-def _constant(graph: GraphModule, node: Node) -> torch.Tensor:
+def _attribute_tensor(graph: GraphModule, node: Node) -> torch.Tensor:
     return getattr(graph, node.target)  # type: ignore[arg-type]
 
 
@@ -154,30 +156,30 @@ def _target(node: Node) -> Any:
     return "item" if is_item(node) else node.target
 
 
-def _together(nodes: list[Node]) -> list[int]:
+def _memory_sharing(nodes: list[Node]) -> list[int]:
     """Return which inputs and results share memory: for each, the index of the first that does.
 
     Inputs come first, then results. [0, 1, 0] means that the third has the memory of the first.
     """
     results: Any = nodes[-1].args[0]
-    ends = [*(n for n in nodes if n.op == "placeholder"), *results]
-    memories = [node.meta.get("memory", node) for node in ends]
+    inputs_and_results = [*(n for n in nodes if n.op == "placeholder"), *results]
+    memories = [node.meta.get("memory", node) for node in inputs_and_results]
     return [memories.index(memory) for memory in memories]
 
 
-def _modes() -> tuple:
+def _torch_modes() -> tuple:
     return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
 
 
-def _frozen(value: Any) -> Any:
+def _to_hashable(value: Any) -> Any:
     """Return ``value`` in a hashable form, as part of a form's text.
 
     Bools and floats get their type added, since True == 1 and 2.0 == 2.
     """
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_to_hashable, value))
     if isinstance(value, dict):
-        return tuple((key, _frozen(x)) for key, x in value.items())
+        return tuple((key, _to_hashable(x)) for key, x in value.items())
     if isinstance(value, slice):
-        return "slice", _frozen((value.start, value.stop, value.step))
+        return "slice", _to_hashable((value.start, value.stop, value.step))
     return (type(value), repr(value)) if isinstance(value, bool | float) else value

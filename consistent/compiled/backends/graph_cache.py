@@ -22,11 +22,11 @@ from torch.fx import GraphModule
 from .form import Form
 from .in_order import TAG
 
-_MOST_CONSTANTS = 1 << 20  # elements, as torch makes a list of them for its key
-_ROUND_MESSAGES = "torch.ops.higher_order.with_effects"
+_MAX_CONSTANT_ELEMENTS = 1 << 20  # elements, as torch makes a list of them for its key
+_WITH_EFFECTS_OP = "torch.ops.higher_order.with_effects"
 
 
-def compiled(
+def compile_graph(
     graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form | None
 ) -> Callable[..., Any]:
     """Return Inductor's code for ``graph``, whose form for ``inputs`` is ``form``.
@@ -42,25 +42,28 @@ def compiled(
 
     caches: Any = torch.compiler.config
     is_off = caches.force_disable_caches or not config.fx_graph_cache  # by the user
-    if form is None or is_off or sum(x.numel() for x in form.constants) > _MOST_CONSTANTS:
-        return compiled_without_cache(graph, inputs)
+    if form is None or is_off or sum(x.numel() for x in form.constants) > _MAX_CONSTANT_ELEMENTS:
+        return compile_without_cache(graph, inputs)
     key = _digest(form)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
     tag = f"{caches.cache_key_tag}; {TAG}; {key}"
     # By default torch does not cache graphs with this op, which wraps each message, since it may
     # wrap any op with effects. Here that is safe: a message's number says what the message does.
-    cached = {**config.unsafe_marked_cacheable_functions, _ROUND_MESSAGES: torch.__version__}
+    cacheable_ops = {
+        **config.unsafe_marked_cacheable_functions,
+        _WITH_EFFECTS_OP: torch.__version__,
+    }
     with (
         tracing(TracingContext(mode)),
         caches.patch(cache_key_tag=tag),
-        config.patch(unsafe_marked_cacheable_functions=cached),
-        _after_the_first(key),
+        config.patch(unsafe_marked_cacheable_functions=cacheable_ops),
+        _wait_for_first_compiler(key),
     ):
         return compile_fx(graph, fakes)  # type: ignore[return-value]
 
 
-def compiled_without_cache(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_without_cache(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Return Inductor's code for ``graph``; only single kernels are cached on disk."""
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
@@ -74,7 +77,7 @@ def compiled_without_cache(graph: GraphModule, inputs: Sequence[Any]) -> Callabl
 
 
 @contextmanager
-def _after_the_first(key: str) -> Iterator[None]:
+def _wait_for_first_compiler(key: str) -> Iterator[None]:
     """Wait while another process of this host compiles the graph of this ``key``.
 
     So ranks with equal graphs compile them once: the first writes the cache, and the others read

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from mirrored.readable import is_utf8, readable
+from mirrored.readable import escape_invisible, is_utf8
 
 from .form import Form, Number, form_of
-from .graph_cache import compiled
+from .graph_cache import compile_graph
 from .in_order import keep_in_order
 from .own_folder import use_own_folder
 from .realize_scalars import realize_scalars
-from .unalias_outputs import Run, unalias_outputs
+from .unalias_outputs import CompiledCallable, unalias_outputs
 
 _log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # forms whose code is kept for further sizes
 MOST_CODES = 4  # compiled graphs with symbolic sizes, per form
-_MOST_KNOWN = 16  # sets of numbers that are compared, per form
+_MOST_NUMBER_SETS = 16  # sets of numbers that are compared, per form
 MOST_COMPILED = 256  # graphs per step: torch keeps compiled code until the process ends
 
 
@@ -41,11 +41,11 @@ class Inductor:
     """
 
     def __init__(self) -> None:
-        self._families: OrderedDict[object, _Family] = OrderedDict()
+        self._codes_by_form: OrderedDict[object, _FormCodes] = OrderedDict()
         self._budget = _Budget()
 
-    def __call__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-        if any(x.is_meta for x in inputs) or _cannot_run():
+    def __call__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledCallable:
+        if any(x.is_meta for x in inputs) or _has_non_utf8_path():
             return graph.forward
         import torch._inductor.config as config
 
@@ -55,37 +55,37 @@ class Inductor:
         with config.patch(fallback_random=True):
             form = form_of(graph, inputs)
             if form is None:
-                return self._budget.by_numbers(graph, inputs, None)
+                return self._budget.compile_specialized(graph, inputs, None)
             # Forms are ordered by last use; the oldest is dropped.
-            family = self._families.setdefault(form.text, _Family(self._budget))
-            self._families.move_to_end(form.text)
-            if len(self._families) > _MOST_FORMS:
-                self._families.popitem(last=False)
-            return family.code(graph, inputs, form)
+            codes = self._codes_by_form.setdefault(form.text, _FormCodes(self._budget))
+            self._codes_by_form.move_to_end(form.text)
+            if len(self._codes_by_form) > _MOST_FORMS:
+                self._codes_by_form.popitem(last=False)
+            return codes.code(graph, inputs, form)
 
 
 class _Budget:
     """Limit on the number of graphs that one step compiles; beyond it, graphs run op by op."""
 
     def __init__(self) -> None:
-        self._left = MOST_COMPILED
+        self._remaining = MOST_COMPILED
 
     def take(self) -> bool:
         """Take one graph from the budget, and return whether it may be compiled."""
-        self._left -= 1
+        self._remaining -= 1
         # Only the first graph beyond the limit warns.
-        if self._left == -1:
+        if self._remaining == -1:
             warnings.warn(
                 f"consistent.compile: {MOST_COMPILED} graphs of this step were compiled, nearly as "
                 "many as it has sizes or branches. The ops of further ones run one by one. Round "
                 "sizes up, so that fewer differ, or leave the step as it is written.",
                 stacklevel=2,
             )
-        return self._left >= 0
+        return self._remaining >= 0
 
-    def by_numbers(
+    def compile_specialized(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form | None
-    ) -> Run:
+    ) -> CompiledCallable:
         """Return code that is specialized to the numbers of ``graph`` and the sizes of ``inputs``.
 
         Without a ``form``, the code is not cached on disk. If the budget is used up, the returned
@@ -93,10 +93,10 @@ class _Budget:
         """
         if not self.take():
             return graph.forward
-        return unalias_outputs(graph, compiled(graph, inputs, form))
+        return unalias_outputs(graph, compile_graph(graph, inputs, form))
 
 
-class _Family:
+class _FormCodes:
     """Compiled code of all graphs that have one form, that is, that differ only in numbers.
 
     ``budget`` limits how many graphs may still be compiled.
@@ -104,21 +104,27 @@ class _Family:
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
-        self._known: OrderedDict[tuple[Number, ...], None] = OrderedDict()
+        self._known_numbers: OrderedDict[tuple[Number, ...], None] = OrderedDict()
         self._codes: list[Any] = []  # of symbolic.Symbolic
         self._may_share = True
 
-    def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
+    def code(
+        self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
+    ) -> CompiledCallable:
         """Return code that can run ``graph``: existing code, or newly compiled code."""
-        found = next((code for code in self._codes if code.serves(form.numbers)), None)
-        if found is None and self._known and form.numbers not in self._known:
-            found = self._symbolic(graph, inputs, form)
-        self._known[form.numbers] = None
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
-        return self._budget.by_numbers(graph, inputs, form) if found is None else found.bound(form)
+        shared_code = next((code for code in self._codes if code.serves(form.numbers)), None)
+        if shared_code is None and self._known_numbers and form.numbers not in self._known_numbers:
+            shared_code = self._compile_symbolic(graph, inputs, form)
+        self._known_numbers[form.numbers] = None
+        if len(self._known_numbers) > _MOST_NUMBER_SETS:
+            self._known_numbers.popitem(last=False)
+        return (
+            self._budget.compile_specialized(graph, inputs, form)
+            if shared_code is None
+            else shared_code.bind_form(form)
+        )
 
-    def _symbolic(
+    def _compile_symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
     ) -> Any | None:
         from .symbolic import (
@@ -129,7 +135,7 @@ class _Family:
         if not self._may_share or len(self._codes) >= MOST_CODES or not self._budget.take():
             return None
         try:
-            code = Symbolic(graph, inputs, form, list(self._known))
+            code = Symbolic(graph, inputs, form, list(self._known_numbers))
         except NotSymbolic:
             return None
         except Exception:
@@ -142,7 +148,7 @@ class _Family:
         return code if code.serves(form.numbers) else None
 
 
-def _cannot_run() -> bool:
+def _has_non_utf8_path() -> bool:
     """Return whether torch's compiler would fail, and warn if so.
 
     It decodes the paths of all files on the call stack as UTF-8, and fails if one is not UTF-8.
@@ -152,9 +158,9 @@ def _cannot_run() -> bool:
         name = frame.f_code.co_filename
         if not is_utf8(name):
             warnings.warn(
-                f"consistent.compile: the path {readable(name)} is not UTF-8, and torch's compiler "
-                "reads no other. The ops of this step run one by one; rename the folder or file to "
-                "have them compiled.",
+                f"consistent.compile: the path {escape_invisible(name)} is not UTF-8, and torch's "
+                "compiler reads no other. The ops of this step run one by one; rename the folder "
+                "or file to have them compiled.",
                 stacklevel=2,
             )
             return True

@@ -13,10 +13,10 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from mirrored.readable import readable
+from mirrored.readable import escape_invisible
 from mirrored.transports.tuning import own_files
 
-SETTING = "TORCHINDUCTOR_CACHE_DIR"  # torch's environment variable
+CACHE_DIR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch's environment variable
 
 
 def use_own_folder() -> None:
@@ -30,17 +30,17 @@ def use_own_folder() -> None:
     try:
         folder = cache_dir()
     except OSError:  # the path is a file, or the folder cannot be created
-        folder = os.environ[SETTING]
+        folder = os.environ[CACHE_DIR_VARIABLE]
     if own_files.is_own_folder(Path(folder)):
         return
     # mkdtemp makes a folder that only this user can access.
-    own = tempfile.mkdtemp(prefix="consistent-compiled-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    os.environ[SETTING] = own
+    own_folder_path = tempfile.mkdtemp(prefix="consistent-compiled-")
+    atexit.register(shutil.rmtree, own_folder_path, ignore_errors=True)
+    os.environ[CACHE_DIR_VARIABLE] = own_folder_path
     warnings.warn(
-        f"consistent.compile: {readable(folder)}, where torch keeps compiled code, is not a folder "
-        "of this user's, or others may write in it.\n"
+        f"consistent.compile: {escape_invisible(folder)}, where torch keeps compiled code, is not "
+        "a folder of this user's, or others may write in it.\n"
         "  Nothing of it is read: steps are compiled again in each process.\n"
-        f"  Set {SETTING} to a folder of your own, or `chmod o-w` it.",
+        f"  Set {CACHE_DIR_VARIABLE} to a folder of your own, or `chmod o-w` it.",
         stacklevel=2,
     )

@@ -46,7 +46,7 @@ KEPT = torch.ops.consistent.kept.default
 
 
 @functools.cache
-def _teach_inductor() -> None:
+def _register_kept_lowering() -> None:
     from torch._inductor.lowering import register_lowering
 
     @register_lowering(KEPT, type_promotion_kind=None)
@@ -65,22 +65,22 @@ def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule
     """
     if any(x.device.type != "cpu" for x in inputs):
         return graph
-    _teach_inductor()
-    made = torch.fx.Graph()
+    _register_kept_lowering()
+    new_graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
-    follows: set[Node] = set()
+    input_dependent: set[Node] = set()
 
-    def read(node: Node, by: Node) -> Node:
-        is_number = node in follows and node.op == "call_function" and _is_number(node)
-        if not is_number or not _is_larger(by):
+    def copy_for_reader(node: Node, reader: Node) -> Node:
+        is_number = node in input_dependent and node.op == "call_function" and _is_number(node)
+        if not is_number or not _is_larger(reader):
             return copies[node]
-        return made.call_function(KEPT, (copies[node],))
+        return new_graph.call_function(KEPT, (copies[node],))
 
     for node in graph.graph.nodes:
-        if node.op == "placeholder" or any(n in follows for n in node.all_input_nodes):
-            follows.add(node)
-        copies[node] = made.node_copy(node, lambda n, by=node: read(n, by))
-    return module_of(graph, made)
+        if node.op == "placeholder" or any(n in input_dependent for n in node.all_input_nodes):
+            input_dependent.add(node)
+        copies[node] = new_graph.node_copy(node, lambda n, reader=node: copy_for_reader(n, reader))
+    return module_of(graph, new_graph)
 
 
 def _is_number(node: Node) -> bool:
@@ -90,5 +90,5 @@ def _is_number(node: Node) -> bool:
 def _is_larger(node: Node) -> bool:
     """Return whether ``node`` is a torch op that computes a tensor with at least one dim."""
     op: Any = node.target
-    of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
-    return of_torch and not op.is_view and node.meta.get("shape", ()) != ()
+    is_aten_op = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
+    return is_aten_op and not op.is_view and node.meta.get("shape", ()) != ()

@@ -11,10 +11,10 @@ from torch.fx import GraphModule
 
 from ..memory import has_memory, storage_of
 
-Run = Callable[..., Sequence[torch.Tensor]]
+CompiledCallable = Callable[..., Sequence[torch.Tensor]]
 
 
-def unalias_outputs(graph: GraphModule, run: Run) -> Run:
+def unalias_outputs(graph: GraphModule, run: CompiledCallable) -> CompiledCallable:
     """Return ``run``, wrapped so that results share memory only if those of the recorded ops did.
 
     Inductor removes copies of values that it computed, so that several results may be the same
@@ -22,30 +22,35 @@ def unalias_outputs(graph: GraphModule, run: Run) -> Run:
     summed would then keep the whole buffer alive, and later writes into one result would change the
     other.
     """
-    *given, end = (n for n in graph.graph.nodes if n.op in ("placeholder", "output"))
-    recorded = [node.meta.get("memory", node) for node in end.args[0]]
-    stay = {node.meta.get("memory", node) for node in given}
+    *placeholders, end = (n for n in graph.graph.nodes if n.op in ("placeholder", "output"))
+    recorded_memories = [node.meta.get("memory", node) for node in end.args[0]]
+    input_memories = {node.meta.get("memory", node) for node in placeholders}
 
-    def run_apart(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        made = list(run(*inputs))
-        together: dict[int, set[Any]] = {}  # storage -> recorded storages whose values are in it
-        for x, memory in zip(made, recorded, strict=True):
+    def run_unaliased(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        results = list(run(*inputs))
+        # Storage -> recorded storages whose values are in it.
+        memories_by_storage: dict[int, set[Any]] = {}
+        for x, memory in zip(results, recorded_memories, strict=True):
             if has_memory(x):
-                together.setdefault(storage_of(x), set()).add(memory)
-        if all(len(memories) == 1 for memories in together.values()):
-            return made
+                memories_by_storage.setdefault(storage_of(x), set()).add(memory)
+        if all(len(memories) == 1 for memories in memories_by_storage.values()):
+            return results
         copies: dict[tuple[int, Any], torch.UntypedStorage] = {}
-        for i, (x, memory) in enumerate(zip(made, recorded, strict=True)):
-            if has_memory(x) and len(together[storage_of(x)]) > 1 and memory not in stay:
+        for i, (x, memory) in enumerate(zip(results, recorded_memories, strict=True)):
+            if (
+                has_memory(x)
+                and len(memories_by_storage[storage_of(x)]) > 1
+                and memory not in input_memories
+            ):
                 copy = x.clone()
-                keeps = copy.stride() == x.stride() and recorded.count(memory) == 1
-                made[i] = copy if keeps else _in_copy(x, memory, copies)
-        return made
+                can_use_clone = copy.stride() == x.stride() and recorded_memories.count(memory) == 1
+                results[i] = copy if can_use_clone else _view_of_storage_copy(x, memory, copies)
+        return results
 
-    return run_apart
+    return run_unaliased
 
 
-def _in_copy(
+def _view_of_storage_copy(
     x: torch.Tensor, memory: Any, copies: dict[tuple[int, Any], torch.UntypedStorage]
 ) -> torch.Tensor:
     """Return ``x`` as a view of a copy of its storage.
@@ -56,7 +61,7 @@ def _in_copy(
         copies: the copies made so far, to which a new one is added.
     """
     storage = x.untyped_storage()
-    at = storage_of(x), memory
-    if at not in copies:
-        copies[at] = storage.clone()
-    return x.new_empty(0).set_(copies[at], x.storage_offset(), x.size(), x.stride())
+    key = storage_of(x), memory
+    if key not in copies:
+        copies[key] = storage.clone()
+    return x.new_empty(0).set_(copies[key], x.storage_offset(), x.size(), x.stride())

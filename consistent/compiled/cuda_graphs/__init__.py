@@ -10,8 +10,8 @@ cuda.py       capture on CUDA
 from typing import Any
 
 from .cuda import CudaGraphs
-from .replayed import replayed
+from .replayed import replaying_backend
 
 capturer: type[CudaGraphs] | Any = CudaGraphs  # tests replace it by one that needs no GPU
 
-__all__ = ["capturer", "replayed"]
+__all__ = ["capturer", "replaying_backend"]

@@ -35,14 +35,14 @@ class CudaGraphs:
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            made = run()
+            results = run()
         torch.cuda.current_stream().wait_stream(self._stream)
-        for x in made:
+        for x in results:
             if x.is_cuda:
                 # The results were allocated on the capture stream and are read on the current
                 # stream.
                 x.record_stream(torch.cuda.current_stream())
-        return made
+        return results
 
     def capture(self, run: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], list]:
         """Return (a function that replays ``run``, the results that every replay writes).
@@ -51,7 +51,7 @@ class CudaGraphs:
         call CUDA during the capture.
         """
         graph = torch.cuda.CUDAGraph()
-        how = {"pool": self._pool, "stream": self._stream}
-        with torch.cuda.graph(graph, capture_error_mode="thread_local", **how):
-            made = list(run())
-        return graph.replay, made
+        options = {"pool": self._pool, "stream": self._stream}
+        with torch.cuda.graph(graph, capture_error_mode="thread_local", **options):
+            results = list(run())
+        return graph.replay, results

@@ -54,21 +54,23 @@ class Summed:
     dtype: torch.dtype | None = None
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        x, *beside = xs
-        left = iter(beside)
-        bias, residual, weight, norm_bias = (next(left) if there else None for there in self.given)
-        how = self.epilogue
-        with self._parts(x) as (parts, start, size):
+        x, *extra_inputs = xs
+        remaining_inputs = iter(extra_inputs)
+        bias, residual, weight, norm_bias = (
+            next(remaining_inputs) if is_given else None for is_given in self.given
+        )
+        epilogue = self.epilogue
+        with self._open_addends(x) as (parts, start, size):
             out, total = native.reduce_shards(
                 parts, self.dim, start, size,
-                scale=how.scale, bias=bias, residual=residual, activation=how.activation,
-                norm=how.norm, normalized=how.normalized, weight=weight, norm_bias=norm_bias,
-                eps=how.eps, keep_total=self.keeps, dtype=self.dtype,
+                scale=epilogue.scale, bias=bias, residual=residual, activation=epilogue.activation,
+                norm=epilogue.norm, normalized=epilogue.normalized, weight=weight,
+                norm_bias=norm_bias, eps=epilogue.eps, keep_total=self.keeps, dtype=self.dtype,
             )  # fmt: skip
         return [out, total] if self.keeps else [out]
 
     @contextmanager
-    def _parts(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
+    def _open_addends(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
         """Yield (tensors, start, size), from which the kernel computes this rank's result.
 
         The result is the range [start, start + size) along ``dim`` of the sum of the tensors. They
@@ -76,9 +78,9 @@ class Summed:
         """
         transport = current()
         if self.sizes is not None:
-            own = self.sizes[self.ranks.index(transport.rank)]
+            own_size = self.sizes[self.ranks.index(transport.rank)]
             with transport.addends(x, self.dim, self.sizes, self.ranks) as (parts, start):
-                yield parts, start, own
+                yield parts, start, own_size
         elif x.is_cuda and transport.shares(self.ranks, "cuda", x.nbytes):
             with transport.peers(x, self.ranks) as parts:
                 yield parts, 0, x.shape[self.dim]

@@ -14,7 +14,7 @@ from ...movement.speeds import device_speeds
 # by a tenth or more on 2 ranks. With other ops, one kernel is as fast, or slower.
 _RMS = {torch.float32: 256 << 10}  # torch computes an RMS norm in five ops
 _GELU = {torch.bfloat16: 1 << 20}
-ON_CPU: dict[tuple[str, ...], dict[torch.dtype, int]] = {
+MIN_BYTES_ON_CPU: dict[tuple[str, ...], dict[torch.dtype, int]] = {
     ("rms_norm",): _RMS,
     ("residual", "rms_norm"): _RMS,
     ("gelu",): _GELU,
@@ -22,7 +22,7 @@ ON_CPU: dict[tuple[str, ...], dict[torch.dtype, int]] = {
 }
 
 
-def sum_wins(
+def is_fused_sum_faster(
     kind: str,
     ops: tuple[str, ...],
     nbytes: int,
@@ -48,16 +48,19 @@ def sum_wins(
         shared: whether ranks read each other's memory.
     """
     if device == "cpu":
-        least = ON_CPU.get(ops, {}).get(dtype)
-        return one_by_one and least is not None and nbytes >= least
-    others, whole = ranks - 1, kind == "all_reduce"
-    kept = nbytes if whole else nbytes // ranks
-    sent = (2 if whole else 1) * others * nbytes // ranks
+        least_bytes = MIN_BYTES_ON_CPU.get(ops, {}).get(dtype)
+        return one_by_one and least_bytes is not None and nbytes >= least_bytes
+    other_ranks, is_all_reduce = ranks - 1, kind == "all_reduce"
+    result_bytes = nbytes if is_all_reduce else nbytes // ranks
+    sent_bytes = (2 if is_all_reduce else 1) * other_ranks * nbytes // ranks
     move_seconds = device_speeds(device).move_seconds
-    after = move_seconds(0, 2 * kept)  # each op reads and writes a tensor of ``kept`` bytes
-    message = move_seconds(sent, kept)
-    apart = message + after * (len(ops) if one_by_one else 1)
+    # Each op reads and writes a tensor of ``result_bytes``.
+    op_seconds = move_seconds(0, 2 * result_bytes)
+    message_seconds = move_seconds(sent_bytes, result_bytes)
+    unfused_seconds = message_seconds + op_seconds * (len(ops) if one_by_one else 1)
     # One kernel that reads the addends of all ranks, or, without shared memory, one kernel after
     # the message.
-    read = others * nbytes if whole else sent
-    return (move_seconds(read, kept) if shared else message + after) < apart
+    read_bytes = other_ranks * nbytes if is_all_reduce else sent_bytes
+    return (
+        move_seconds(read_bytes, result_bytes) if shared else message_seconds + op_seconds
+    ) < unfused_seconds

@@ -11,7 +11,7 @@ from ...rules.signature import Call, Signature
 from ...spec import NdSbp, TensorSpec
 from ...spec.tracer import Tracer
 from .chain import Decision, Solution
-from .listen import planned_each
+from .listen import planning_each_op
 
 
 class Follower:
@@ -23,27 +23,27 @@ class Follower:
 
     def __init__(self, solution: Solution) -> None:
         self._solution = solution
-        self._started = 0
-        self._decided = -1  # number of the last op whose decision was applied
-        self._lost = False
+        self._op_count = 0
+        self._last_decided = -1  # number of the last op whose decision was applied
+        self._has_diverged = False
 
     @property
     def is_followed(self) -> bool:
         """Return whether all ops took the layouts that were decided for them."""
-        return not self._lost and self._started == self._solution.count
+        return not self._has_diverged and self._op_count == self._solution.count
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Apply the solution's choices of SBP signatures to the ops inside the ``with`` block."""
-        with planned_each(Tracer(on_op_begin=self._start, choose=self._decide)):
+        with planning_each_op(Tracer(on_op_begin=self._count_op, choose=self._decide)):
             yield
 
-    def _start(self, _: Any) -> None:
+    def _count_op(self, _: Any) -> None:
         # ``choose`` is called before ``on_op_begin``, so a decision for this op would be applied by
         # now.
-        if self._started in self._solution.decisions and self._decided != self._started:
-            self._lost = True
-        self._started += 1
+        if self._op_count in self._solution.decisions and self._last_decided != self._op_count:
+            self._has_diverged = True
+        self._op_count += 1
 
     def _decide(
         self,
@@ -52,16 +52,16 @@ class Follower:
         by_axis: Sequence[Sequence[Signature]],
         pin: NdSbp | None,
     ) -> Choice | None:
-        decision = self._solution.decisions.get(self._started)
-        if decision is None or self._lost:
+        decision = self._solution.decisions.get(self._op_count)
+        if decision is None or self._has_diverged:
             return None
-        if not _fits(decision, call, specs, by_axis, pin):
+        if not _decision_applies(decision, call, specs, by_axis, pin):
             return None
-        self._decided = self._started
+        self._last_decided = self._op_count
         return choice_of(call, specs, decision.axes)
 
 
-def _fits(
+def _decision_applies(
     decision: Decision,
     call: Call,
     specs: Sequence[TensorSpec],
@@ -72,5 +72,7 @@ def _fits(
         return False
     if any(s not in options for s, options in zip(decision.axes, by_axis, strict=True)):
         return False
-    kept = tuple(s.ins[0] for s in decision.axes)
-    return pin is None or (kept == pin and kept == tuple(s.outs[0] for s in decision.axes))
+    input_sbp = tuple(s.ins[0] for s in decision.axes)
+    return pin is None or (
+        input_sbp == pin and input_sbp == tuple(s.outs[0] for s in decision.axes)
+    )

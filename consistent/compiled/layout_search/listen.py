@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...dispatch import _C
-from ...dispatch.plans.plan import Plan, looked_up_in
+from ...dispatch.plans.plan import Plan, use_plan_table
 from ...dispatch.plans.shards import is_global
 from ...graph.global_ops import GlobalOps
 from ...spec.nested import tensors_in
@@ -23,13 +23,13 @@ from .chain import Chain
 
 
 @contextmanager
-def planned_each(tracer: Tracer) -> Iterator[None]:
+def planning_each_op(tracer: Tracer) -> Iterator[None]:
     """Call the hooks of ``tracer`` for every op on global tensors that runs inside the block.
 
     A cached plan would skip the choice of layouts. So each op is planned for its own sizes, in a
     temporary table of plans that is discarded afterwards.
     """
-    with looked_up_in(_C.PlanTable(True)), tracer.tracing():
+    with use_plan_table(_C.PlanTable(True)), tracer.tracing():
         yield
 
 
@@ -39,7 +39,7 @@ class Listener:
     def __init__(self) -> None:
         self.chain = Chain()
         self._ops = GlobalOps(self.chain.values)
-        self._open: list[tuple[Plan, int]] = []
+        self._open_ops: list[tuple[Plan, int]] = []
 
     @contextmanager
     def listening(self, is_paused: Callable[[], bool]) -> Iterator[None]:
@@ -50,12 +50,12 @@ class Listener:
         """
         self._is_paused = is_paused
         tracer = Tracer(
-            on_op_begin=self._started,
-            on_op_end=self._ran,
-            on_to_global=self._moved,
-            on_layout_read=self._read,
+            on_op_begin=self._on_op_begin,
+            on_op_end=self._on_op_end,
+            on_to_global=self._on_to_global,
+            on_layout_read=self._on_layout_read,
         )
-        with planned_each(tracer):
+        with planning_each_op(tracer):
             yield
 
     def pin(self, value: Any) -> None:
@@ -69,35 +69,35 @@ class Listener:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def _started(self, plan: Plan) -> None:
+    def _on_op_begin(self, plan: Plan) -> None:
         if torch._C._current_graph_task_id() != -1:
             self.chain.why = "backward runs global ops (a checkpoint, a hook)"
-        self._open.append((plan, self.chain.count))
+        self._open_ops.append((plan, self.chain.count))
         self.chain.count += 1
 
-    def _ran(self, plan: Any, given: Sequence[Any], out: Any, *_: Any) -> None:
+    def _on_op_end(self, plan: Any, operands: Sequence[Any], out: Any, *_: Any) -> None:
         number = None
-        while self._open:
-            met, number = self._open.pop()
-            if met is plan:
+        while self._open_ops:
+            open_plan, number = self._open_ops.pop()
+            if open_plan is plan:
                 break
         if self._is_paused():
-            self.pin([given, out])
-        elif given or out is not None:  # not an op over lists
-            self._note(plan, given, out, number)
+            self.pin([operands, out])
+        elif operands or out is not None:  # not an op over lists
+            self._append_op(plan, operands, out, number)
 
-    def _note(self, plan: Any, given: Sequence[Any], out: Any, number: int | None) -> None:
-        op = replace(self._ops.op(plan, given, out), number=number)
+    def _append_op(self, plan: Any, operands: Sequence[Any], out: Any, number: int | None) -> None:
+        op = replace(self._ops.op(plan, operands, out), number=number)
         if op.outs:
             self.chain.steps.append(op)
 
-    def _moved(self, x: Any, made: Any) -> None:
-        if made._spec.placement != x._spec.placement:
+    def _on_to_global(self, x: Any, moved: Any) -> None:
+        if moved._spec.placement != x._spec.placement:
             self.pin(x)
             return
-        self.chain.steps.append(self._ops.move(x, made))
+        self.chain.steps.append(self._ops.move(x, moved))
         if self._is_paused():
-            self.pin([x, made])
+            self.pin([x, moved])
 
-    def _read(self, x: Any) -> None:
+    def _on_layout_read(self, x: Any) -> None:
         self.pin(x)

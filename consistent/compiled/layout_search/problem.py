@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from ...boxing.plan import boxing_bytes
 from ...cost_model.model import CostModel
 from ...graph.global_ops import CHOSEN, MOVE, Op
-from ...layout_problem.build import joint, op_options
+from ...layout_problem.build import op_options, signature_combinations
 from ...layout_problem.costs import boxing_seconds_on
 from ...layout_problem.problem import Edge, Node, Option, Problem
 from ...layout_problem.shared_memory import AliasedValues
-from ...layout_problem.signatures import chosen_on, layouts_of, may_be
+from ...layout_problem.signatures import is_searchable, layouts_of, signature_of_choice
 from ...rules.candidates import candidates
 from ...rules.choose import choose
 from ...rules.signature import Signature
@@ -34,34 +34,34 @@ from .chain import Chain
 class ChainProblem(Problem):
     """Layout problem that limits the bytes that a rank sends, instead of those that it holds.
 
-    ``counted`` returns the bytes to which the limit applies: here those sent, in the base class
-    those kept.
+    ``counted_bytes`` returns the bytes to which the limit applies: here those sent, in the base
+    class those kept.
     """
 
     def __init__(self, costs: CostModel) -> None:
         super().__init__(costs)
-        self.never_bytes = 0  # bytes of an impossible boxing
+        self.forbidden_bytes = 0  # bytes of an impossible boxing
 
-    def counted(self, kept: int, sent: int) -> int:
+    def counted_bytes(self, kept: int, sent: int) -> int:
         return sent
 
-    def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """Return (seconds, bytes sent) of boxing the value of ``edge`` from ``have`` to ``want``.
+    def boxing(self, edge: Edge, source_sbp: NdSbp, target_sbp: NdSbp) -> tuple[float, int]:
+        """Return (seconds, bytes sent) of boxing the value of ``edge`` between two layouts.
 
         The boxing of its gradient in backward is included. An impossible boxing gets costs so high
         that no solution contains it.
         """
-        if have == want:
+        if source_sbp == target_sbp:
             return 0.0, 0
-        if edge.want == 0 and self.nodes[edge.reader].in_place:
-            return self.never, self.never_bytes
-        source, target = edge.spec.with_sbp(have), edge.spec.with_sbp(want)
-        ways = [(source, target)] + [(target.dual, source.dual)] * edge.back
+        if edge.operand == 0 and self.nodes[edge.reader].in_place:
+            return self.forbidden_seconds, self.forbidden_bytes
+        source, target = edge.spec.with_sbp(source_sbp), edge.spec.with_sbp(target_sbp)
+        boxings = [(source, target)] + [(target.dual, source.dual)] * edge.tracked
         try:
-            seconds = sum(boxing_seconds_on(self.costs, a, b) for a, b in ways)
-            return seconds, sum(boxing_bytes(a, b) for a, b in ways)
+            seconds = sum(boxing_seconds_on(self.costs, a, b) for a, b in boxings)
+            return seconds, sum(boxing_bytes(a, b) for a, b in boxings)
         except ValueError:  # there is no such boxing, such as from a maximum to a sum
-            return self.never, self.never_bytes
+            return self.forbidden_seconds, self.forbidden_bytes
 
 
 def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]:
@@ -70,49 +70,53 @@ def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]
     A solution is the index of an option for each node. The nodes are the inputs of the step, then
     the ops of ``chain.steps``, in order.
     """
-    problem, alone = ChainProblem(costs), list[int]()
+    problem, op_by_op = ChainProblem(costs), list[int]()
     memory = AliasedValues(enumerate(chain.steps))
     outs = {v for step in chain.steps for v in step.outs}
     for v, value in enumerate(chain.values):
         if v not in outs:
-            problem.add(Node("given", [_fixed((), [value.spec.sbp])], (), (v,)), chain.values)
-            alone.append(0)
-    for at, step in enumerate(chain.steps):
+            problem.add(
+                Node("given", [_fixed_option((), [value.spec.sbp])], (), (v,)), chain.values
+            )
+            op_by_op.append(0)
+    for position, step in enumerate(chain.steps):
         options, index = _options(problem, chain, step)
-        node = Node(step.name, options, step.ins, step.outs, in_place=memory.must_stay(step, at))
+        node = Node(
+            step.name, options, step.ins, step.outs, in_place=memory.must_stay(step, position)
+        )
         problem.add(node, chain.values, step.tracked)
-        alone.append(index)
-    return problem, alone
+        op_by_op.append(index)
+    return problem, op_by_op
 
 
 def _options(problem: Problem, chain: Chain, step: Op) -> tuple[list[Option], int]:
     """Return (the options of one op, index of the one that it takes when it chooses alone)."""
     outs = [chain.values[v].spec.sbp for v in step.outs]
     if step.kind == MOVE:
-        return [_fixed(outs, outs)], 0
+        return [_fixed_option(outs, outs)], 0
     if step.kind != CHOSEN:
-        whole: NdSbp = (B,) * len(outs[0])
-        wants: list[NdSbp] = [whole] * len(step.ins)
+        replicated: NdSbp = (B,) * len(outs[0])
+        input_layouts: list[NdSbp] = [replicated] * len(step.ins)
         if step.call.inplace:
-            wants[0] = outs[0]
-        return [_fixed(wants, outs)], 0
+            input_layouts[0] = outs[0]
+        return [_fixed_option(input_layouts, outs)], 0
     base, axes = _signatures(step)
     pinned = [i for i, v in enumerate(step.outs) if chain.values[v].pinned]
-    kept = [
+    allowed = [
         chosen
-        for chosen in joint(axes, around=base)
+        for chosen in signature_combinations(axes, around=base)
         # A pinned result is a value that the program sees, so its layout must not change.
         if all(s.outs[i] is b.outs[i] for s, b in zip(chosen, base) for i in pinned)
     ]
-    options = op_options(problem, chain.values, step, kept)
-    alone = layouts_of(base)
-    if all((option.ins, option.outs) != alone for option in options):
+    options = op_options(problem, chain.values, step, allowed)
+    op_by_op = layouts_of(base)
+    if all((option.ins, option.outs) != op_by_op for option in options):
         # The op-by-op choice is always possible, even where the filters above leave it out.
-        options.append(Option(*alone, 0.0, sum(s.nbytes for s in base), tuple(base)))
-    return options, [(option.ins, option.outs) for option in options].index(alone)
+        options.append(Option(*op_by_op, 0.0, sum(s.nbytes for s in base), tuple(base)))
+    return options, [(option.ins, option.outs) for option in options].index(op_by_op)
 
 
-def _fixed(ins: Sequence[NdSbp], outs: Sequence[NdSbp]) -> Option:
+def _fixed_option(ins: Sequence[NdSbp], outs: Sequence[NdSbp]) -> Option:
     return Option(tuple(ins), tuple(outs), 0.0, 0)
 
 
@@ -128,11 +132,11 @@ def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
     assert by_axis is not None
     choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
     assert choice is not None
-    found = [chosen_on(a, choice, options) for a, options in enumerate(by_axis)]
-    base = [signature for signature in found if signature is not None]
+    chosen_by_axis = [signature_of_choice(a, choice, options) for a, options in enumerate(by_axis)]
+    base = [signature for signature in chosen_by_axis if signature is not None]
     if any(out.data_dependent for out in call.outs):
         return base, [[s] for s in base]
     return base, [
-        [s for s in dict.fromkeys([own, *options]) if s == own or may_be(s, call, parts)]
+        [s for s in dict.fromkeys([own, *options]) if s == own or is_searchable(s, call, parts)]
         for own, options, parts in zip(base, by_axis, specs[0].placement.shape, strict=True)
     ]

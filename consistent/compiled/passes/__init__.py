@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..options import CompileOptions
-from .bound_memory import bound_memory, leave_room
+from .bound_memory import bound_memory, limit_keep_bytes
 from .fuse import fuse
 from .merge_equal import merge_equal
 from .overlap import overlap
 from .reassociate_all_reduce import reassociate_all_reduce
 from .remove_redundant_gather import remove_redundant_gather
-from .trace import Saved, Trace
+from .trace import RemovedMessage, Trace
 
 Pass = Callable[[Trace, CompileOptions], None]
 
 PASSES: tuple[Pass, ...] = (
     # memory=: counts the bytes that the recorded ops hold at a time. It comes first, since later
     # passes may keep results for longer, in total up to what the bound leaves on the fullest rank.
-    leave_room,
+    limit_keep_bytes,
     # Removes a gather of which only this rank's own part is read, and copies that part. It comes
     # before merge_equal, which could otherwise merge other gathers into the unneeded gather.
     remove_redundant_gather,
@@ -39,4 +39,4 @@ PASSES: tuple[Pass, ...] = (
     overlap,
 )
 
-__all__ = ["PASSES", "Pass", "Saved", "Trace"]
+__all__ = ["PASSES", "Pass", "RemovedMessage", "Trace"]

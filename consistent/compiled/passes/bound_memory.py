@@ -9,19 +9,19 @@ after them            each rank recomputes cheap values          passes/remateri
 
 from __future__ import annotations
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 
 from ...spec.bytes_text import bytes_text
 from ..options import CompileOptions
-from .peak import Count, remove_dead
-from .regather import Repetition, may_repeat, proposals, repeat
+from .peak import MemoryUse, remove_dead
+from .regather import Repetition, may_repeat, propose_repetitions, repeat
 from .rematerialize import rematerialize
 from .trace import Trace
 
 _ROUNDS = 64
 
 
-def leave_room(trace: Trace, options: CompileOptions) -> None:
+def limit_keep_bytes(trace: Trace, options: CompileOptions) -> None:
     """Limit what later passes may keep alive, ``trace.keep_bytes``, by the option ``memory``.
 
     The limit is what the option leaves on the rank that holds most. All ranks use the same limit,
@@ -30,8 +30,8 @@ def leave_room(trace: Trace, options: CompileOptions) -> None:
     if options.memory is None:
         return
     remove_dead(trace)
-    trace.held = Count(trace).bytes
-    most = max(gathered(trace.held))
+    trace.held = MemoryUse(trace).bytes
+    most = max(gather_from_ranks(trace.held))
     trace.keep_bytes = min(trace.keep_bytes, max(0, options.memory - most))
 
 
@@ -43,16 +43,16 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
     if options.memory is None:
         return
     remove_dead(trace)
-    again = rematerialize(trace, options.memory)
-    sent = _regather(trace, options.memory)
+    recomputed_count = rematerialize(trace, options.memory)
+    gather_count = _regather(trace, options.memory)
     # A repeated gather can lower the peak, so that recomputing other values helps now.
-    again += rematerialize(trace, options.memory) if sent else 0
-    after = Count(trace).bytes
+    recomputed_count += rematerialize(trace, options.memory) if gather_count else 0
+    peak_after = MemoryUse(trace).bytes
     trace.notes.append(
-        f"memory: {bytes_text(trace.held)} held at a time, {bytes_text(after)} after "
-        f"{again} values are made again and {sent} gathered again; "
+        f"memory: {bytes_text(trace.held)} held at a time, {bytes_text(peak_after)} after "
+        f"{recomputed_count} values are made again and {gather_count} gathered again; "
         f"the bound is {bytes_text(options.memory)}"
-        + ("" if after <= options.memory else ", and nothing else can be let go of")
+        + ("" if peak_after <= options.memory else ", and nothing else can be let go of")
     )
 
 
@@ -62,16 +62,19 @@ def _regather(trace: Trace, most: int) -> int:
     A gather is repeated if at least one rank proposes it and every rank can repeat it. This is a
     collective of the world.
     """
-    sent = 0
+    gather_count = 0
     refused: set[Repetition] = set()
     for _ in range(_ROUNDS):
-        every = gathered(proposals(trace, most))
-        wanted = sorted({one for mine in every for one in mine} - refused)
-        if not wanted:
+        proposals_by_rank = gather_from_ranks(propose_repetitions(trace, most))
+        candidates = sorted(
+            {repetition for rank_proposals in proposals_by_rank for repetition in rank_proposals}
+            - refused
+        )
+        if not candidates:
             break
-        if all(gathered(may_repeat(trace, wanted[0]))):
-            repeat(trace, wanted[0])  # one per round: it changes the positions of the others
-            sent += 1
+        if all(gather_from_ranks(may_repeat(trace, candidates[0]))):
+            repeat(trace, candidates[0])  # one per round: it changes the positions of the others
+            gather_count += 1
         else:
-            refused.add(wanted[0])
-    return sent
+            refused.add(candidates[0])
+    return gather_count

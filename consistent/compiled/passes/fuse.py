@@ -34,18 +34,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing, chunk_count
-from ...overlap.symmetric_matmul import fused_over
+from ...overlap.symmetric_matmul import fused_group_and_dim
 from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
-from ..fused.worth import sum_wins
+from ..fused.worth import is_fused_sum_faster
 from ..opaque import MESSAGE, OpaqueCall
 from ..options import CompileOptions
-from .epilogue_fusion import BESIDE, EpilogueMatch, match_epilogue, put_before
+from .epilogue_fusion import EXTRA_INPUTS, EpilogueMatch, match_epilogue, move_before
 from .matmul_fusion import Product, match_product
-from .peak import Count, remove_dead
+from .peak import MemoryUse, remove_dead
 from .trace import Trace
 
 
@@ -77,7 +77,7 @@ class Fusion(NamedTuple):
 
 
 # Performs a fusion; called with the number of chunks.
-_Run = Callable[[int], None]
+_PerformFusion = Callable[[int], None]
 
 
 def fuse(trace: Trace, options: CompileOptions) -> None:
@@ -89,115 +89,129 @@ def fuse(trace: Trace, options: CompileOptions) -> None:
     if not options.fuse:
         return
     remove_dead(trace)
-    mine = _fusions(trace)
-    others = [set(each) for each in gathered(mine)]
-    both = [f for f in mine if all(f in others[rank] for rank in f.ranks)]
-    chosen = {f: chunks for f in both if (chunks := _chunks(f, options))}
-    done = _fuse(trace, chosen)
-    if done:
-        trace.notes.append(f"fuse: {done} messages are one call with the ops beside them")
+    own_fusions = _possible_fusions(trace)
+    fusions_by_rank = [set(rank_fusions) for rank_fusions in gather_from_ranks(own_fusions)]
+    common_fusions = [f for f in own_fusions if all(f in fusions_by_rank[rank] for rank in f.ranks)]
+    chosen = {f: chunks for f in common_fusions if (chunks := _fusion_chunks(f, options))}
+    count = _perform_fusions(trace, chosen)
+    if count:
+        trace.notes.append(f"fuse: {count} messages are one call with the ops beside them")
 
 
-def _chunks(found: Fusion, options: CompileOptions) -> int:
-    """Return the number of chunks in which to run the fusion ``found``; 0 if it is not worth it.
+def _fusion_chunks(fusion: Fusion, options: CompileOptions) -> int:
+    """Return the number of chunks in which to run ``fusion``; 0 if it is not worth it.
 
     A fusion of a sum with ops after it has one chunk. The result is the same on all ranks of the
     message.
     """
     always = options.fuse is True
-    if found.specs is not None:
+    if fusion.specs is not None:
         if always:
             return MOST_CHUNKS
-        count = chunk_count(*found.specs)
-        return count if count > 1 or fused_over(*found.specs) else 0
+        count = chunk_count(*fusion.specs)
+        return count if count > 1 or fused_group_and_dim(*fusion.specs) else 0
     if always:
         return 1
-    assert found.dtype is not None
+    assert fusion.dtype is not None
     return int(
-        sum_wins(
-            found.kind, found.ops, found.nbytes, found.dtype, len(found.ranks), found.device,
+        is_fused_sum_faster(
+            fusion.kind, fusion.ops, fusion.nbytes, fusion.dtype, len(fusion.ranks), fusion.device,
             one_by_one=options.backend == "ops",
-            shared=found.device == "cuda"
-            and current().shares(found.ranks, "cuda", found.nbytes),
+            shared=fusion.device == "cuda"
+            and current().shares(fusion.ranks, "cuda", fusion.nbytes),
         )
     )  # fmt: skip
 
 
-def _fusions(trace: Trace) -> list[Fusion]:
+def _possible_fusions(trace: Trace) -> list[Fusion]:
     """Return the fusions that are possible in this rank's graph, in the order of messages."""
-    return [f for at in _numbered(trace) for f, _ in _beside(trace, *at)]
+    return [
+        f
+        for numbered_message in _numbered_messages(trace)
+        for f, _ in _fusions_of_message(trace, *numbered_message)
+    ]
 
 
-def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
+def _perform_fusions(trace: Trace, chosen: dict[Fusion, int]) -> int:
     """Perform the ``chosen`` fusions, and return how many were performed.
 
     ``chosen`` maps a fusion to the number of chunks in which its product runs.
     """
-    done = 0
-    for at in _numbered(trace):
-        for fusion, run in _beside(trace, *at):
+    count = 0
+    for numbered_message in _numbered_messages(trace):
+        for fusion, run in _fusions_of_message(trace, *numbered_message):
             if fusion in chosen:
                 run(chosen[fusion])
-                done += 1
+                count += 1
                 break  # the message is gone, and later matches on it are no longer valid
-    return done
+    return count
 
 
-def _numbered(trace: Trace) -> list[tuple[Node, int]]:
+def _numbered_messages(trace: Trace) -> list[tuple[Node, int]]:
     """Return each message with its number among the messages of the same ranks.
 
     A message has the same number on all its ranks, so they can name it to each other.
     """
-    met: Counter[tuple[int, ...]] = Counter()
-    found = []
+    counts: Counter[tuple[int, ...]] = Counter()
+    numbered = []
     for message in trace.messages():
         ranks = trace.call(message).ranks
-        found.append((message, met[ranks]))
-        met[ranks] += 1
-    return found
+        numbered.append((message, counts[ranks]))
+        counts[ranks] += 1
+    return numbered
 
 
-def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Run]]:
+def _fusions_of_message(
+    trace: Trace, message: Node, number: int
+) -> Iterator[tuple[Fusion, _PerformFusion]]:
     """Yield the fusions that are possible for ``message``, each with the function that performs it.
 
-    ``number`` is the position of the message among the messages of its ranks (``_numbered``).
+    ``number`` is the position of the message among the messages of its ranks
+    (``_numbered_messages``).
     """
     call = trace.call(message)
-    if not call.outs or len(trace.given(message)) != 1:
+    if not call.outs or len(trace.inputs(message)) != 1:
         return
-    written, device = Count.written(trace), call.outs[0][2].type
+    written, device = MemoryUse.written_memories(trace), call.outs[0][2].type
     product = match_product(trace, message, written)
     if product is not None:
         specs = product.src, product.dst
-        known = Fusion(call.ranks, number, product.name, call.kind, device, specs=specs)
-        yield known, lambda chunks: _fuse_product(trace, message, product, chunks)
+        fusion = Fusion(call.ranks, number, product.name, call.kind, device, specs=specs)
+        yield fusion, lambda chunks: _fuse_product(trace, message, product, chunks)
     matched = match_epilogue(trace, message, written) if call.is_sum else None
     if matched is not None:
-        (x,) = trace.given(message)
+        (x,) = trace.inputs(message)
         name = ", ".join((call.kind, *matched.names))
         dtype = x.meta["dtype"]
         nbytes = prod(x.meta["shape"]) * dtype.itemsize
-        known = Fusion(call.ranks, number, name, call.kind, device, nbytes, dtype, matched.names)
-        yield known, lambda _: _fuse_epilogue(trace, message, matched, name)
+        fusion = Fusion(call.ranks, number, name, call.kind, device, nbytes, dtype, matched.names)
+        yield fusion, lambda _: _fuse_epilogue(trace, message, matched, name)
 
 
 def _fuse_epilogue(trace: Trace, message: Node, matched: EpilogueMatch, name: str) -> None:
     call = trace.call(message)
-    given = call.run.arguments  # type: ignore[attr-defined]
-    (x,) = trace.given(message)
-    cuts = call.kind == "reduce_scatter"
+    arguments = call.run.arguments  # type: ignore[attr-defined]
+    (x,) = trace.inputs(message)
+    is_scattered = call.kind == "reduce_scatter"
     run = Summed(
         call.ranks,
-        given["dim"] % len(x.meta["shape"]) if cuts else 0,
-        tuple(given["sizes"]) if cuts else None,
+        arguments["dim"] % len(x.meta["shape"]) if is_scattered else 0,
+        tuple(arguments["sizes"]) if is_scattered else None,
         matched.epilogue,
-        tuple(key in matched.beside for key in BESIDE),
-        matched.keeps,
+        tuple(key in matched.extra_inputs for key in EXTRA_INPUTS),
+        matched.returns_total,
         matched.dtype,
     )
-    beside = [matched.beside[key] for key in BESIDE if key in matched.beside]
-    made = [matched.at, matched.total] if matched.keeps else [matched.at]
-    _put(trace, message, replace(call, run=run, kind=name), [x, *beside], made, matched.inside)
+    beside = [matched.extra_inputs[key] for key in EXTRA_INPUTS if key in matched.extra_inputs]
+    results = [matched.last_node, matched.total] if matched.returns_total else [matched.last_node]
+    _replace_by_fused_call(
+        trace,
+        message,
+        replace(call, run=run, kind=name),
+        [x, *beside],
+        results,
+        matched.matched_nodes,
+    )
 
 
 def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) -> None:
@@ -205,41 +219,41 @@ def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) ->
     (item,) = message.users
     if product.is_first:
         run: Any = MultipliedSum(boxing, product.lead)
-        made = [item]
+        results = [item]
     else:
         run = MultipliedWhole(boxing)
-        made = [product.node, item]
+        results = [product.node, item]
     call = replace(
-        trace.call(message), run=run, kind=product.name, gathered=(), own=None, computes=True
+        trace.call(message), run=run, kind=product.name, gathered=(), own_part=None, computes=True
     )
-    _put(trace, message, call, product.given, made, product.inside)
+    _replace_by_fused_call(trace, message, call, product.operands, results, product.matched_nodes)
 
 
-def _put(
+def _replace_by_fused_call(
     trace: Trace,
     message: Node,
     call: OpaqueCall,
-    given: list[Node],
-    made: list[Node],
-    gone: set[Node],
+    inputs: list[Node],
+    results: list[Node],
+    removed: set[Node],
 ) -> None:
-    """Put the fused ``call`` into the graph in place of ``message`` and the nodes ``gone``.
+    """Put the fused ``call`` into the graph in place of ``message`` and the nodes ``removed``.
 
-    ``given`` are the nodes of its inputs; its results replace the nodes ``made``, in order.
+    ``inputs`` are the nodes of its inputs; its results replace the nodes ``results``, in order.
     """
     (item,) = message.users
-    outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in made)
+    outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in results)
     call = replace(call, text=f"{call.kind}: {call.run!r}", outs=outs)
     trace.calls[call.number] = call
-    for x in given:
-        put_before(x, message)
+    for x in inputs:
+        move_before(x, message)
     with trace.graph.inserting_before(message):
-        fused = trace.graph.call_function(MESSAGE, (list(given), call.number))
+        fused = trace.graph.call_function(MESSAGE, (list(inputs), call.number))
         fused.meta.update(message.meta, text=call.text)
-        for i, x in enumerate(made):
+        for i, x in enumerate(results):
             result = trace.graph.call_function(item.target, (fused, i))  # type: ignore[arg-type]
             result.meta.update(x.meta)
             trace.replace(x, result)
     # Last first, because a node can be erased only after the nodes that read it.
-    for node in sorted({*gone, item, message}, reverse=True):
+    for node in sorted({*removed, item, message}, reverse=True):
         trace.graph.erase_node(node)

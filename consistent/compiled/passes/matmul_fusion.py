@@ -25,7 +25,7 @@ from ...movement.world import my_coordinate
 from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing
 from ...spec import B, P, Split, TensorSpec
 from ..opaque import OpaqueCall
-from .epilogue_fusion import is_before, stretch
+from .epilogue_fusion import is_before, nodes_until_next_message
 from .trace import Trace, memory_of
 
 _aten = torch.ops.aten
@@ -40,10 +40,10 @@ class Product:
     Args:
         src, dst: specs before and after the boxing.
         name: names of the two ops, in order.
-        given: nodes of x, w, and the bias if the product is an addmm.
+        operands: nodes of x, w, and the bias if the product is an addmm.
         lead: all sizes but the last of the boxed tensor's shape on this rank.
         node: node of the product.
-        inside: nodes of the product, and of the views between it and the message.
+        matched_nodes: nodes of the product, and of the views between it and the message.
         is_first: whether the product is before the message, whose input it is; otherwise it reads
             the result of the message.
     """
@@ -51,10 +51,10 @@ class Product:
     src: TensorSpec
     dst: TensorSpec
     name: str
-    given: list[Node]
+    operands: list[Node]
     lead: tuple[int, ...]
     node: Node
-    inside: set[Node]
+    matched_nodes: set[Node]
     is_first: bool
 
 
@@ -76,16 +76,16 @@ def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | N
     if not _is_move(call, move, src):
         return None
     if move.src is P and kind in ("all_reduce", "reduce_scatter"):
-        return _before(trace, message, src, dst, written)
+        return _match_product_before(trace, message, src, dst, written)
     if isinstance(move.src, Split) and move.dst is B and kind == "all_gather_into_tensor":
-        return _after(trace, message, items[0], src, dst)
+        return _match_product_after(trace, message, items[0], src, dst)
     return None
 
 
 def _is_move(call: OpaqueCall, move: Move, src: TensorSpec) -> bool:
     """Return whether the message implements ``move``, the only step of a boxing from ``src``."""
-    at, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
-    if at is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, at)):
+    coordinate, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
+    if coordinate is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, coordinate)):
         return False
     dim = call.run.arguments.get("dim")  # type: ignore[attr-defined]
     return dim is None or (isinstance(split, Split) and split.dim == dim % src.ndim)
@@ -99,7 +99,7 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
     return Boxing(src, dst, MOST_CHUNKS).overlaps()
 
 
-def _before(
+def _match_product_before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
     """Return the matrix product whose result ``message`` sends, if nothing else reads it.
@@ -107,55 +107,57 @@ def _before(
     ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
     """
     node: Any
-    (node,) = trace.given(message)
+    (node,) = trace.inputs(message)
     shape = node.meta.get("shape")
     reader, inside = message, set[Node]()
     while True:
         # The fused call does not return the partial product, so nothing else may read it.
-        alone = list(node.users) == [reader] and node not in trace.lasting
-        if not alone or memory_of(node) in written:
+        is_only_reader = list(node.users) == [reader] and node not in trace.lasting
+        if not is_only_reader or memory_of(node) in written:
             return None
         inside.add(node)
         if node.target not in _VIEWS:
             break
         reader, node = node, node.args[0]
-    given = _operands(node)
-    if given is None or shape != src.local_shape(my_coordinate(src.placement)):
+    operands = _operands(node)
+    if operands is None or shape != src.local_shape(my_coordinate(src.placement)):
         return None
-    columns = given[1].meta["shape"][1]
-    if shape[-1] != columns or not _is_kept(trace, given, node, message):
+    columns = operands[1].meta["shape"][1]
+    if shape[-1] != columns or not _is_unwritten(trace, operands, node, message):
         return None
-    name = f"{_name(node)}, {trace.call(message).kind}"
-    return Product(src, dst, name, given, shape[:-1], node, inside, True)
+    name = f"{_product_name(node)}, {trace.call(message).kind}"
+    return Product(src, dst, name, operands, shape[:-1], node, inside, True)
 
 
-def _after(
+def _match_product_after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
     """Return the first product that reads the gathered tensor ``item``, if it can be fused.
 
     ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
     """
-    (x,) = trace.given(message)
+    (x,) = trace.inputs(message)
     shape = item.meta["shape"]
     if shape != dst.local_shape(my_coordinate(dst.placement)):
         return None
-    near = set(stretch(trace, message))
-    rows = [prod(shape[:-1]), shape[-1]]
-    views = [v for v in item.users if v.target in _VIEWS and list(v.args[1]) == rows]  # type: ignore
+    following = set(nodes_until_next_message(trace, message))
+    flat_shape = [prod(shape[:-1]), shape[-1]]
+    views = [v for v in item.users if v.target in _VIEWS and list(v.args[1]) == flat_shape]  # type: ignore
     for source in (item, *views):
         for node in source.users:
-            given = _operands(node)
-            if given is None or given[0] is not source or node not in near:
+            operands = _operands(node)
+            if operands is None or operands[0] is not source or node not in following:
                 continue
-            if source.meta["shape"] != tuple(rows) or source in given[1:]:
+            if source.meta["shape"] != tuple(flat_shape) or source in operands[1:]:
                 continue
-            others = given[1:]
-            if not all(is_before(y, message) for y in others):
+            other_operands = operands[1:]
+            if not all(is_before(y, message) for y in other_operands):
                 continue
-            if _is_kept(trace, others, message, node) and node.meta.get("contiguous"):
-                name = f"all_gather, {_name(node)}"
-                return Product(src, dst, name, [x, *others], shape[:-1], node, {node}, False)
+            if _is_unwritten(trace, other_operands, message, node) and node.meta.get("contiguous"):
+                name = f"all_gather, {_product_name(node)}"
+                return Product(
+                    src, dst, name, [x, *other_operands], shape[:-1], node, {node}, False
+                )
     return None
 
 
@@ -176,13 +178,13 @@ def _operands(node: Any) -> list[Node] | None:
     return [x, w, *bias] if len({y.meta["dtype"] for y in args}) == 1 else None
 
 
-def _name(node: Node) -> str:
+def _product_name(node: Node) -> str:
     return "mm" if node.target is _aten.mm.default else "addmm"
 
 
-def _is_kept(trace: Trace, given: list[Node], first: Node, last: Node) -> bool:
-    """Return whether nothing writes into ``given`` between the nodes ``first`` and ``last``.
+def _is_unwritten(trace: Trace, inputs: list[Node], first: Node, last: Node) -> bool:
+    """Return whether nothing writes into ``inputs`` between the nodes ``first`` and ``last``.
 
     The fused call may then read them at either position.
     """
-    return not trace.is_written({memory_of(x) for x in given}, first, last)
+    return not trace.is_written({memory_of(x) for x in inputs}, first, last)

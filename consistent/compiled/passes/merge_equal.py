@@ -18,14 +18,14 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..agreeing import KIND
+from ..agreeing import SUM_WITH_ERRORS
 from ..opaque import OpaqueCall
 from ..options import CompileOptions
 from .trace import Trace, memory_of
 
 # Kinds that are never merged: exchanges and broadcasts that are equal on one rank may differ on
-# another, and a sum of ``KIND`` also exchanges errors of the ops before it.
-_BY_RANK = ("exchange", "broadcast", KIND)
+# another, and a sum of ``SUM_WITH_ERRORS`` also exchanges errors of the ops before it.
+_NEVER_MERGED = ("exchange", "broadcast", SUM_WITH_ERRORS)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:
@@ -34,56 +34,63 @@ def merge_equal(trace: Trace, _: CompileOptions) -> None:
     A gather is also removed if its tensors were gathered before, together with others. The bytes
     that are held longer for this are limited by ``trace.keep_bytes``.
     """
-    first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position
-    left = trace.keep_bytes
+    # What a result depends on -> message, its position.
+    first_results: dict[tuple, tuple[Node, int]] = {}
+    remaining_bytes = trace.keep_bytes
     for node in trace.messages():
         call = trace.call(node)
-        if call.kind in _BY_RANK:
+        if call.kind in _NEVER_MERGED:
             continue
-        keys = [_key(node, call, i) for i in range(len(call.outs))]
-        used = trace.results(node)
-        known = {i: first[keys[i]] for i in used if keys[i] in first}
-        size = sum(_size(call, i) for i in used)
-        same = len(known) == len(used) and all(
-            _is_same(trace, before, j, node, i) for i, (before, j) in known.items()
+        keys = [_result_key(node, call, i) for i in range(len(call.outs))]
+        used_results = trace.results(node)
+        earlier_results = {
+            i: first_results[keys[i]] for i in used_results if keys[i] in first_results
+        }
+        size = sum(_result_bytes(call, i) for i in used_results)
+        is_mergeable = len(earlier_results) == len(used_results) and all(
+            _can_replace(trace, before, j, node, i) for i, (before, j) in earlier_results.items()
         )
-        if not same or size > left or not used:
-            first.update({key: (node, i) for i, key in enumerate(keys)})
+        if not is_mergeable or size > remaining_bytes or not used_results:
+            first_results.update({key: (node, i) for i, key in enumerate(keys)})
             continue
-        left -= size
-        for i, item in used.items():
-            trace.replace(item, _result(trace, *known[i], item))
-        trace.leave_out(node, "merge_equal: its result is there already")
+        remaining_bytes -= size
+        for i, item in used_results.items():
+            trace.replace(item, _result_node(trace, *earlier_results[i], item))
+        trace.remove_message(node, "merge_equal: its result is there already")
 
 
-def _key(node: Node, call: OpaqueCall, i: int) -> tuple:
-    given = node.args[0]
+def _result_key(node: Node, call: OpaqueCall, i: int) -> tuple:
+    inputs = node.args[0]
     if call.gathered:
-        return given[i], *call.gathered[i]  # type: ignore[index]
-    return tuple(given), call.number, i  # type: ignore[arg-type]
+        return inputs[i], *call.gathered[i]  # type: ignore[index]
+    return tuple(inputs), call.number, i  # type: ignore[arg-type]
 
 
-def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
-    found = trace.results(message)
-    if i in found:
-        return found[i]
+def _result_node(trace: Trace, message: Node, i: int, like: Any) -> Node:
+    results = trace.results(message)
+    if i in results:
+        return results[i]
     # The first message's result was not used so far, so it has no node yet.
     with trace.graph.inserting_after(message):
-        made = trace.graph.call_function(like.target, (message, i))
-    made.meta.update(like.meta)
-    return made
+        node = trace.graph.call_function(like.target, (message, i))
+    node.meta.update(like.meta)
+    return node
 
 
-def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
+def _can_replace(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
     """Return whether result ``j`` of message ``before`` can replace result ``i`` of ``node``.
 
     Nothing may write into the inputs of ``node`` between the two messages, nor into the results.
     """
-    given = {memory_of(x) for x in node.all_input_nodes}
-    made = {memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x}
-    return not trace.is_written(given, before, node) and trace.is_own(made)
+    input_memories = {memory_of(x) for x in node.all_input_nodes}
+    result_memories = {
+        memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x
+    }
+    return not trace.is_written(input_memories, before, node) and trace.is_unwritten(
+        result_memories
+    )
 
 
-def _size(call: OpaqueCall, i: int) -> int:
+def _result_bytes(call: OpaqueCall, i: int) -> int:
     shape, dtype, _ = call.outs[i]
     return math.prod(shape) * dtype.itemsize

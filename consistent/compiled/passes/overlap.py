@@ -26,13 +26,14 @@ from mirrored.transports.default import current
 
 from ...spec.bytes_text import bytes_text
 from ..listing import is_item
-from ..opaque import MESSAGE, SENDING, START_MESSAGE, WAIT_MESSAGE
+from ..opaque import MESSAGE, SENDING_OPS, START_MESSAGE, WAIT_MESSAGE
 from ..options import CompileOptions
 from ..program import GRAPH_BREAK
-from .peak import Count, remove_dead
+from .peak import MemoryUse, remove_dead
 from .trace import Trace, memory_of
 
-_AHEAD = 2  # without ``memory``, the peak may grow by this many of the largest message results
+# Without ``memory``, the peak may grow by this many of the largest message results.
+_EXTRA_RESULTS = 2
 
 
 def overlap(trace: Trace, options: CompileOptions) -> None:
@@ -45,46 +46,48 @@ def overlap(trace: Trace, options: CompileOptions) -> None:
     if options.overlap == "auto" and not has_spare_cores(tuple(range(current().size))):
         return
     remove_dead(trace)
-    before = Count(trace).bytes
-    moved = _overlapped(trace, None if options.memory is None else max(options.memory, before))
-    after = Count(trace).bytes
+    peak_before = MemoryUse(trace).bytes
+    overlap_count = _overlap_messages(
+        trace, None if options.memory is None else max(options.memory, peak_before)
+    )
+    peak_after = MemoryUse(trace).bytes
     trace.notes.append(
-        f"overlap: {moved} messages run beside ops; {bytes_text(after)} held at a time, "
-        f"{bytes_text(before)} before"
+        f"overlap: {overlap_count} messages run beside ops; {bytes_text(peak_after)} held at a "
+        f"time, {bytes_text(peak_before)} before"
     )
 
 
-def _overlapped(trace: Trace, most: int | None) -> int:
+def _overlap_messages(trace: Trace, most: int | None) -> int:
     """Split messages into a start and a wait, and move the two apart; return how many overlap.
 
     Args:
-        most: bytes that may be held at a time; None allows the present peak plus the ``_AHEAD``
-            largest results of messages.
+        most: bytes that may be held at a time; None allows the present peak plus the
+            ``_EXTRA_RESULTS`` largest results of messages.
     """
-    _reads_first(trace)
-    count = Count(trace)
+    _move_placeholders_first(trace)
+    count = MemoryUse(trace)
     messages = [node for node in trace.messages() if _may_move(trace, node)]
     if most is None:
         sizes = (sum(x.meta.get("held", 0) for x in node.users) for node in messages)
-        most = count.bytes + sum(sorted(sizes, reverse=True)[:_AHEAD])
-    pairs = [_pair(trace, node, i) for i, node in enumerate(messages)]
+        most = count.bytes + sum(sorted(sizes, reverse=True)[:_EXTRA_RESULTS])
+    pairs = [_split_message(trace, node, i) for i, node in enumerate(messages)]
     for start, wait in reversed(pairs):
-        _later(trace, start, wait, most)
+        _move_wait_later(trace, start, wait, most)
     for start, wait in pairs:
-        _earlier(trace, start, wait, most)
-    beside = 0
+        _move_start_earlier(trace, start, wait, most)
+    overlap_count = 0
     for start, wait in pairs:
         if _has_work(start, wait):
-            beside += 1
+            overlap_count += 1
         else:
-            _joined(trace, start, wait)
-    return beside
+            _rejoin_message(trace, start, wait)
+    return overlap_count
 
 
-def _reads_first(trace: Trace) -> None:
+def _move_placeholders_first(trace: Trace) -> None:
     """Move the placeholders before all ops: a segment reads its inputs before its ops run."""
-    reads = [node for node in trace.graph.nodes if node.op == "placeholder"]
-    for node in reversed(reads):
+    placeholders = [node for node in trace.graph.nodes if node.op == "placeholder"]
+    for node in reversed(placeholders):
         next(iter(trace.graph.nodes)).prepend(node)
 
 
@@ -97,10 +100,10 @@ def _may_move(trace: Trace, node: Node) -> bool:
     kinds = {device.type for _, _, device in call.outs}
     if not node.users or call.computes or kinds not in ({"cpu"}, {"cuda"}):
         return False
-    return not Count.written(trace) & {memory_of(x) for x in node.users}
+    return not MemoryUse.written_memories(trace) & {memory_of(x) for x in node.users}
 
 
-def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
+def _split_message(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
     """Replace a message by a start and a wait next to it, and return the two.
 
     ``ticket`` is the number by which the wait finds its message.
@@ -115,7 +118,7 @@ def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
     return start, wait
 
 
-def _joined(trace: Trace, start: Node, wait: Node) -> None:
+def _rejoin_message(trace: Trace, start: Node, wait: Node) -> None:
     """Turn a start and its wait back into one message; called if no op runs between the two."""
     with trace.graph.inserting_before(start):
         node = trace.graph.call_function(MESSAGE, start.args[:2])
@@ -127,7 +130,7 @@ def _joined(trace: Trace, start: Node, wait: Node) -> None:
     trace.graph.erase_node(start)
 
 
-def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
+def _move_wait_later(trace: Trace, start: Node, wait: Node, most: int) -> None:
     """Move the wait of a message as late as possible.
 
     That is just before the first op that reads a result or writes into what is sent, or the end of
@@ -135,40 +138,40 @@ def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
     """
     items = list(wait.users)
     readers = {user for item in items for user in item.users}
-    given = {memory_of(x) for x in start.all_input_nodes}
+    sent_memories = {memory_of(x) for x in start.all_input_nodes}
     node = items[-1].next if items else wait.next
     while node.op != "root" and node.target is not GRAPH_BREAK and node not in readers:
-        if given & node.meta.get("written", set()):
+        if sent_memories & node.meta.get("written", set()):
             break
         node = node.next
-    _move([wait, *items], node)
-    if Count(trace).bytes > most:
-        _move([wait, *items], start.next)
+    _move_before([wait, *items], node)
+    if MemoryUse(trace).bytes > most:
+        _move_before([wait, *items], start.next)
 
 
-def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
+def _move_start_earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
     """Move the start of a message as early as possible.
 
     That is just after the previous message was started, or after the ops that compute or write its
     inputs. The move is undone if more than ``most`` bytes would be held.
     """
-    needed = set(start.all_input_nodes)
-    given = {memory_of(x) for x in needed}
-    before = start.prev
-    while before.op != "root" and before not in needed and before.target is not GRAPH_BREAK:
+    inputs = set(start.all_input_nodes)
+    sent_memories = {memory_of(x) for x in inputs}
+    position = start.prev
+    while position.op != "root" and position not in inputs and position.target is not GRAPH_BREAK:
         # Starts keep their order, in which all ranks send.
-        if before.target in SENDING or given & before.meta.get("written", set()):
+        if position.target in SENDING_OPS or sent_memories & position.meta.get("written", set()):
             break
-        if before.op == "placeholder":
+        if position.op == "placeholder":
             break
-        before = before.prev
-    after = start.next
-    before.append(start)
-    if Count(trace).bytes > most:
-        after.prepend(start)
+        position = position.prev
+    next_node = start.next
+    position.append(start)
+    if MemoryUse(trace).bytes > most:
+        next_node.prepend(start)
 
 
-def _move(nodes: list[Node], before: Node) -> None:
+def _move_before(nodes: list[Node], before: Node) -> None:
     for node in nodes:
         before.prepend(node)
 
@@ -184,6 +187,6 @@ def _has_work(start: Node, wait: Node) -> bool:
 
 
 def _is_message(node: Any) -> bool:
-    if node.target in (*SENDING, WAIT_MESSAGE):
+    if node.target in (*SENDING_OPS, WAIT_MESSAGE):
         return True
     return is_item(node) and _is_message(node.args[0])

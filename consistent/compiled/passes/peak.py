@@ -25,7 +25,7 @@ class Lifetime(NamedTuple):
     last: int
 
 
-class Count:
+class MemoryUse:
     """Lifetimes of all memory that a graph allocates, and the peak of the bytes held.
 
     They are those of the graph of ``trace`` when this object is made; after a change of the graph,
@@ -35,64 +35,70 @@ class Count:
 
     def __init__(self, trace: Trace) -> None:
         self.nodes = list(trace.graph.nodes)
-        self.at = {node: i for i, node in enumerate(self.nodes)}
+        self.position_of = {node: i for i, node in enumerate(self.nodes)}
         self._writes: dict[Any, list[int]] = {}
         self._breaks = [i for i, node in enumerate(self.nodes) if node.target is GRAPH_BREAK]
-        self.kept = {memory_of(node) for node in trace.lasting}
-        self.given = {memory_of(node) for node in self.nodes if node.op == "placeholder"}
-        self.memories = self._memories()
+        self.lasting_memories = {memory_of(node) for node in trace.lasting}
+        self.input_memories = {memory_of(node) for node in self.nodes if node.op == "placeholder"}
+        self.memories = self._lifetimes()
         self.bytes, self.peak = self._peak()
 
-    def _memories(self) -> dict[Any, Lifetime]:
-        found: dict[Any, Lifetime] = {}
+    def _lifetimes(self) -> dict[Any, Lifetime]:
+        lifetimes: dict[Any, Lifetime] = {}
         for i, node in enumerate(self.nodes):
             for memory in node.meta.get("written", ()):
                 self._writes.setdefault(memory, []).append(i)
             memory = memory_of(node)
-            if memory is None or memory in self.given or node.op != "call_function":
+            if memory is None or memory in self.input_memories or node.op != "call_function":
                 continue
             # An item comes after the op that makes it.
             makers = [n for n in node.all_input_nodes if "shape" not in n.meta]
             # What is received is held from the start of its message.
             makers += [n.meta["started"] for n in makers if "started" in n.meta]
-            first = min([i, *(self.at[n] for n in makers)])
-            last = max([i, *(self.at[user] for user in node.users)])
-            known = found.get(memory)
-            if known is not None:
-                first, last = min(first, known.first), max(last, known.last)
-            size = max(node.meta.get("held", 0), known.bytes if known else 0)
-            found[memory] = Lifetime(size, first, last)
+            first = min([i, *(self.position_of[n] for n in makers)])
+            last = max([i, *(self.position_of[user] for user in node.users)])
+            earlier = lifetimes.get(memory)
+            if earlier is not None:
+                first, last = min(first, earlier.first), max(last, earlier.last)
+            size = max(node.meta.get("held", 0), earlier.bytes if earlier else 0)
+            lifetimes[memory] = Lifetime(size, first, last)
         end = len(self.nodes)
-        for memory, held in found.items():
+        for memory, lifetime in lifetimes.items():
             # A value that is read after a graph break is an output of its segment, which the
             # program holds to its end.
-            if memory in self.kept or self._breaks_between(held.first, held.last):
-                found[memory] = held._replace(last=end)
-        return found
+            if memory in self.lasting_memories or self._breaks_between(
+                lifetime.first, lifetime.last
+            ):
+                lifetimes[memory] = lifetime._replace(last=end)
+        return lifetimes
 
     def _peak(self) -> tuple[int, int]:
         """Return (most bytes held at a time, position of the first node where they are held)."""
         # ``last`` can be len(nodes), for memory that is held to the end.
         changes = [0] * (len(self.nodes) + 2)
-        for held in self.memories.values():
-            changes[held.first] += held.bytes
-            changes[held.last + 1] -= held.bytes
-        now = most = place = 0
+        for lifetime in self.memories.values():
+            changes[lifetime.first] += lifetime.bytes
+            changes[lifetime.last + 1] -= lifetime.bytes
+        held_bytes = most = position = 0
         for i, change in enumerate(changes):
-            now += change
-            if now > most:
-                most, place = now, i
-        return most, place
+            held_bytes += change
+            if held_bytes > most:
+                most, position = held_bytes, i
+        return most, position
 
     def bytes_at(self, i: int) -> int:
         """Return the bytes that are held while the node at position ``i`` runs."""
-        return sum(h.bytes for h in self.memories.values() if h.first <= i <= h.last)
+        return sum(
+            lifetime.bytes
+            for lifetime in self.memories.values()
+            if lifetime.first <= i <= lifetime.last
+        )
 
     def _breaks_between(self, first: int, last: int) -> bool:
         i = bisect_right(self._breaks, first)
         return i < len(self._breaks) and self._breaks[i] <= last
 
-    def is_same(self, memory: Any, first: int, last: int) -> bool:
+    def is_unchanged(self, memory: Any, first: int, last: int) -> bool:
         """Return whether ``memory`` has the same content at the positions ``first`` and ``last``.
 
         That is the case if nothing writes into it between them, and no graph break is between them.
@@ -102,7 +108,7 @@ class Count:
         return not any(first < i < last for i in self._writes.get(memory, ()))
 
     @staticmethod
-    def written(trace: Trace) -> set[Any]:
+    def written_memories(trace: Trace) -> set[Any]:
         """Return ``memory_of`` of all values into which ops write."""
         return {m for node in trace.graph.nodes for m in node.meta.get("written", ())}
 

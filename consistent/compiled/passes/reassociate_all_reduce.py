@@ -29,10 +29,10 @@ def reassociate_all_reduce(trace: Trace, _: CompileOptions) -> None:
     """
     changed = True
     while changed:
-        changed = any(_tried(trace, node) for node in list(trace.graph.nodes))
+        changed = any(_reassociate_at(trace, node) for node in list(trace.graph.nodes))
 
 
-def _tried(trace: Trace, node: Node) -> bool:
+def _reassociate_at(trace: Trace, node: Node) -> bool:
     if node.target not in _ADDS or len(node.args) != 2 or node.kwargs:
         return False
     if trace.lasting.intersection(node.all_input_nodes):
@@ -48,16 +48,16 @@ def _tried(trace: Trace, node: Node) -> bool:
         return False
     call = trace.call(a)
     with trace.graph.inserting_before(node):
-        added = trace.graph.call_function(node.target, (x, y))
-        message = trace.graph.call_function(MESSAGE, ([added], call.number))
+        local_sum = trace.graph.call_function(node.target, (x, y))
+        message = trace.graph.call_function(MESSAGE, ([local_sum], call.number))
         total = trace.graph.node_copy(next(iter(a.users)), {a: message}.__getitem__)
     # The local sum has a memory of its own; the total takes over that of ``node``.
-    added.meta.update(node.meta, memory=object())
+    local_sum.meta.update(node.meta, memory=object())
     message.meta.update(a.meta)
     total.meta.update(node.meta)
     trace.replace(node, total)
     trace.graph.erase_node(node)
-    trace.leave_out(a, "reassociate_all_reduce: it is added to another sum, which is sent")
+    trace.remove_message(a, "reassociate_all_reduce: it is added to another sum, which is sent")
     for item in list(b.users):
         trace.graph.erase_node(item)
     trace.graph.erase_node(b)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from ..opaque import MESSAGE
-from .peak import Count
+from .peak import MemoryUse
 from .rematerialization import Rematerialization
-from .rematerialize import is_cheap, waiting
+from .rematerialize import held_for_later, is_cheap
 from .trace import Trace, memory_of
 
 
@@ -43,67 +43,82 @@ class Repetition(NamedTuple):
     kind: str
 
 
-def proposals(trace: Trace, most: int) -> list[Repetition]:
+def propose_repetitions(trace: Trace, most: int) -> list[Repetition]:
     """Return the gathers that this rank would have to repeat to hold at most ``most`` bytes.
 
     It proposes as few as possible, for the present peak only. Nothing is changed: all ranks decide
     together.
     """
-    count = Count(trace)
-    messages, before = _messages(trace, count)
-    if count.bytes <= most or count.peak >= len(count.nodes):
+    memory_use = MemoryUse(trace)
+    messages, message_counts = _messages(trace, memory_use)
+    if memory_use.bytes <= most or memory_use.peak >= len(memory_use.nodes):
         return []
     numbers = {node: i for i, node in enumerate(messages)}
-    found: list[Repetition] = []
-    left = count.bytes - most
-    for memory in waiting(count):
-        held = count.memories[memory]
-        source = count.nodes[held.first]
-        if left <= 0 or source not in numbers or not _is_gather(trace, source):
+    repetitions: list[Repetition] = []
+    excess = memory_use.bytes - most
+    for memory in held_for_later(memory_use):
+        lifetime = memory_use.memories[memory]
+        source = memory_use.nodes[lifetime.first]
+        if excess <= 0 or source not in numbers or not _is_gather(trace, source):
             continue
-        parts = [n for n in count.nodes[held.first : held.last + 1] if memory_of(n) == memory]
-        ends = [count.at[user] for n in parts for user in n.users if count.at[user] > count.peak]
-        if not ends or source.meta.get("again"):
+        parts = [
+            n
+            for n in memory_use.nodes[lifetime.first : lifetime.last + 1]
+            if memory_of(n) == memory
+        ]
+        later_uses = [
+            memory_use.position_of[user]
+            for n in parts
+            for user in n.users
+            if memory_use.position_of[user] > memory_use.peak
+        ]
+        if not later_uses or source.meta.get("again"):
             continue
-        one = Repetition(numbers[source], before[min(ends)], len(messages), trace.call(source).kind)
-        tried = _again(trace, one)
-        if tried is not None and tried.is_done:
-            tried.undo()  # only a test: all ranks decide before the gather is repeated
-            found.append(one)
-            left -= held.bytes
-    return found
+        repetition = Repetition(
+            numbers[source], message_counts[min(later_uses)], len(messages), trace.call(source).kind
+        )
+        change = _repeat_gather(trace, repetition)
+        if change is not None and change.is_done:
+            change.undo()  # only a test: all ranks decide before the gather is repeated
+            repetitions.append(repetition)
+            excess -= lifetime.bytes
+    return repetitions
 
 
-def may_repeat(trace: Trace, one: Repetition) -> bool:
-    """Return whether this rank can repeat the gather ``one``, which any of the ranks proposed."""
-    tried = _again(trace, one)
-    if tried is None or not tried.is_done:
+def may_repeat(trace: Trace, repetition: Repetition) -> bool:
+    """Return whether this rank can repeat the gather that a rank proposed as ``repetition``."""
+    change = _repeat_gather(trace, repetition)
+    if change is None or not change.is_done:
         return False
-    tried.undo()
+    change.undo()
     return True
 
 
-def repeat(trace: Trace, one: Repetition) -> None:
+def repeat(trace: Trace, repetition: Repetition) -> None:
     """Repeat the gather in this rank's graph, after all ranks have agreed."""
-    _again(trace, one)
+    _repeat_gather(trace, repetition)
 
 
-def _again(trace: Trace, one: Repetition) -> Rematerialization | None:
-    count = Count(trace)
-    messages, before = _messages(trace, count)
+def _repeat_gather(trace: Trace, repetition: Repetition) -> Rematerialization | None:
+    memory_use = MemoryUse(trace)
+    messages, message_counts = _messages(trace, memory_use)
     # Otherwise the message positions of the proposing rank do not apply to this graph.
-    if len(messages) != one.count:
+    if len(messages) != repetition.count:
         return None
-    source = messages[one.number]
-    if not _is_gather(trace, source) or trace.call(source).kind != one.kind:
+    source = messages[repetition.number]
+    if not _is_gather(trace, source) or trace.call(source).kind != repetition.kind:
         return None
     (item,) = source.users
 
-    def may(node: Node) -> bool:
+    def may_recompute(node: Node) -> bool:
         return node is source or is_cheap(node)
 
     return Rematerialization(
-        trace, count, memory_of(item), lambda n: before[count.at[n]] >= one.after, may
+        trace,
+        memory_use,
+        memory_of(item),
+        lambda n: message_counts[memory_use.position_of[n]] >= repetition.after,
+        may_recompute,
     )
 
 
@@ -111,15 +126,15 @@ def _is_gather(trace: Trace, node: Node) -> bool:
     return node.target is MESSAGE and bool(trace.call(node).gathered) and len(node.users) == 1
 
 
-def _messages(trace: Trace, count: Count) -> tuple[list[Node], list[int]]:
+def _messages(trace: Trace, memory_use: MemoryUse) -> tuple[list[Node], list[int]]:
     """Return (messages and waits in order; for each node, how many of them are before it).
 
     Their positions are the same on all ranks, so ranks name gathers to each other by them.
     """
     messages: list[Node] = []
-    before = []
-    for node in count.nodes:
-        before.append(len(messages))
+    message_counts = []
+    for node in memory_use.nodes:
+        message_counts.append(len(messages))
         if trace.is_ordered(node):
             messages.append(node)
-    return messages, before
+    return messages, message_counts

@@ -23,11 +23,11 @@ from torch.fx import Node
 
 from ..listing import is_item
 from ..opaque import DRAWN
-from .peak import Count
+from .peak import MemoryUse
 from .rematerialization import Rematerialization
 from .trace import Trace
 
-_NAMED = frozenset(
+_CHEAP_OPS = frozenset(
     "clone _to_copy expand full full_like ones_like zeros_like new_zeros scalar_tensor arange sum "
     "mean amax amin var _softmax _log_softmax native_layer_norm _fused_rms_norm embedding cat "
     "stack _unsafe_view repeat constant_pad_nd tril triu".split()
@@ -48,8 +48,8 @@ def is_cheap(node: Node) -> bool:
         return False
     if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
         return False
-    named = op._schema.name.partition("::")[2] in _NAMED
-    return named or op.is_view or torch.Tag.pointwise in op.tags
+    is_listed = op._schema.name.partition("::")[2] in _CHEAP_OPS
+    return is_listed or op.is_view or torch.Tag.pointwise in op.tags
 
 
 def rematerialize(trace: Trace, most: int) -> int:
@@ -57,59 +57,71 @@ def rematerialize(trace: Trace, most: int) -> int:
 
     Return the number of values that are recomputed.
     """
-    again, count = 0, Count(trace)
-    least = count.bytes
-    more: list[Rematerialization] = []  # changes since the peak was last lowered
-    while count.bytes > most:
-        found = _one(trace, count)
-        if found is None:
+    recomputed_count, memory_use = 0, MemoryUse(trace)
+    lowest_peak = memory_use.bytes
+    pending: list[Rematerialization] = []  # changes since the peak was last lowered
+    while memory_use.bytes > most:
+        change_and_count = _recompute_one(trace, memory_use)
+        if change_and_count is None:
             break
-        made, count = found
-        more.append(made)
-        if count.bytes < least:
-            again, least, more = again + len(more), count.bytes, []
-    for made in reversed(more):  # these did not lower the peak: as much is held elsewhere
-        made.undo()
-    return again
+        change, memory_use = change_and_count
+        pending.append(change)
+        if memory_use.bytes < lowest_peak:
+            recomputed_count, lowest_peak, pending = (
+                recomputed_count + len(pending),
+                memory_use.bytes,
+                [],
+            )
+    for change in reversed(pending):  # these did not lower the peak: as much is held elsewhere
+        change.undo()
+    return recomputed_count
 
 
-def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
+def _recompute_one(
+    trace: Trace, memory_use: MemoryUse
+) -> tuple[Rematerialization, MemoryUse] | None:
     """Recompute one value for its readers after the peak: the largest for which that helps.
 
     It helps if the peak does not rise and less is held at the node of the old peak. Return the
-    change of the graph and its new ``Count``; None if no value helps.
+    change of the graph and its new ``MemoryUse``; None if no value helps.
     """
-    peak = count.peak
-    if peak >= len(count.nodes):
+    peak = memory_use.peak
+    if peak >= len(memory_use.nodes):
         return None
-    here = count.bytes_at(peak)
-    left = _TRIES
-    for memory in waiting(count):
-        tried = Rematerialization(trace, count, memory, lambda n: count.at[n] > peak, is_cheap)
-        if not tried.is_done:
+    bytes_at_peak = memory_use.bytes_at(peak)
+    tries_left = _TRIES
+    for memory in held_for_later(memory_use):
+        change = Rematerialization(
+            trace, memory_use, memory, lambda n: memory_use.position_of[n] > peak, is_cheap
+        )
+        if not change.is_done:
             continue
-        after = Count(trace)
-        if after.bytes <= count.bytes and after.bytes_at(after.at[count.nodes[peak]]) < here:
-            return tried, after
-        tried.undo()
-        left -= 1
-        if left == 0:
+        new_memory_use = MemoryUse(trace)
+        if (
+            new_memory_use.bytes <= memory_use.bytes
+            and new_memory_use.bytes_at(new_memory_use.position_of[memory_use.nodes[peak]])
+            < bytes_at_peak
+        ):
+            return change, new_memory_use
+        change.undo()
+        tries_left -= 1
+        if tries_left == 0:
             break
     return None
 
 
-def waiting(count: Count) -> list[Any]:
+def held_for_later(memory_use: MemoryUse) -> list[Any]:
     """Return the values (as ``memory_of``) held at the peak only to be read later, largest first.
 
     They are computed before the peak and read after it, and the op at the peak does not use them,
     so recomputing them for the later readers can lower the peak.
     """
-    peak = count.peak
-    used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}
-    used.add(count.nodes[peak].meta.get("memory"))
-    found = [
-        (-held.bytes, held.first, memory)
-        for memory, held in count.memories.items()
-        if held.first < peak < held.last and held.bytes and memory not in used
+    peak = memory_use.peak
+    used = {n.meta.get("memory") for n in memory_use.nodes[peak].all_input_nodes}
+    used.add(memory_use.nodes[peak].meta.get("memory"))
+    candidates = [
+        (-lifetime.bytes, lifetime.first, memory)
+        for memory, lifetime in memory_use.memories.items()
+        if lifetime.first < peak < lifetime.last and lifetime.bytes and memory not in used
     ]
-    return [memory for _, _, memory in sorted(found, key=lambda one: one[:2])]
+    return [memory for _, _, memory in sorted(candidates, key=lambda candidate: candidate[:2])]

@@ -25,36 +25,36 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
     """
     for node in list(trace.messages()):
         call = trace.call(node)
-        if call.own is None or len(call.outs) != 1:
+        if call.own_part is None or len(call.outs) != 1:
             continue
-        dim, start, size = call.own
-        (given,) = node.args[0]  # type: ignore[misc]
-        for whole in list(trace.results(node).values()):
-            for user in list(whole.users):
-                if _cut(user, whole, len(call.outs[0][0])) != (dim, start, start + size):
+        dim, start, size = call.own_part
+        (shard,) = node.args[0]  # type: ignore[misc]
+        for gathered in list(trace.results(node).values()):
+            for user in list(gathered.users):
+                if _slice_range(user, gathered, len(call.outs[0][0])) != (dim, start, start + size):
                     continue
-                if trace.is_written({memory_of(given)}, node, user):
+                if trace.is_written({memory_of(shard)}, node, user):
                     continue
-                if not trace.is_own({memory_of(whole)}):
+                if not trace.is_unwritten({memory_of(gathered)}):
                     continue
                 with trace.graph.inserting_before(user):
-                    copy = trace.graph.call_function(_aten.clone.default, (given,))
+                    copy = trace.graph.call_function(_aten.clone.default, (shard,))
                 # The slice was a view of the gathered tensor; the copy has memory of its own.
                 copy.meta.update(user.meta, memory=object())
                 trace.replace(user, copy)
                 trace.graph.erase_node(user)
-            if not whole.users and whole not in trace.lasting:
-                trace.leave_out(
+            if not gathered.users and gathered not in trace.lasting:
+                trace.remove_message(
                     node, "remove_redundant_gather: only this rank's own part of it is used"
                 )
 
 
-def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
-    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``.
+def _slice_range(user: Node, gathered: Node, dims: int) -> tuple[int, int, int] | None:
+    """Return (dim, start, end) of the slice that ``user`` takes of ``gathered``.
 
-    ``dims`` is the number of dims of ``whole``. None: ``user`` is no slice, or one with a step.
+    ``dims`` is the number of dims of ``gathered``. None: ``user`` is no slice, or one with a step.
     """
-    if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
+    if user.target is not _aten.slice.Tensor or user.args[0] is not gathered or len(user.args) < 4:
         return None
     dim, start, end, *step = user.args[1:]
     if step not in ([], [1]):

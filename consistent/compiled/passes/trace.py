@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..opaque import MESSAGE, ORDERED, OpaqueCall
+from ..opaque import MESSAGE, ORDERED_OPS, OpaqueCall
 from ..program import GRAPH_BREAK
 
 
 @dataclass(frozen=True)
-class Saved:
+class RemovedMessage:
     """Record of a message that a pass has removed, for ``show()`` and reports.
 
     Args:
@@ -53,7 +53,7 @@ class Trace:
     keep_bytes: int = 16 << 20
     held: int = 0
     replaced: dict[Node, Node] = field(default_factory=dict)
-    saved: list[Saved] = field(default_factory=list)
+    saved: list[RemovedMessage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def positions(self) -> dict[Node, int]:
@@ -69,13 +69,13 @@ class Trace:
 
         All ranks must run these in the same order, or they deadlock.
         """
-        return node.target in ORDERED
+        return node.target in ORDERED_OPS
 
     def call(self, node: Node) -> OpaqueCall:
         """Return the recorded ``OpaqueCall`` of a message's node."""
         return self.calls[node.args[1]]  # type: ignore[index]
 
-    def given(self, node: Node) -> list[Node]:
+    def inputs(self, node: Node) -> list[Node]:
         """Return the nodes whose values a message sends."""
         return list(node.args[0])  # type: ignore[arg-type]
 
@@ -95,14 +95,16 @@ class Trace:
             node = node.next
         return False
 
-    def is_own(self, memories: set[Any]) -> bool:
+    def is_unwritten(self, memories: set[Any]) -> bool:
         """Return whether no op writes into ``memories``, which are results of ``memory_of``.
 
         Values that outlive the step may be written into after it, so they count as written.
         """
         written = (node.meta.get("written", set()) for node in self.graph.nodes)
         escaped = {memory_of(node) for node in self.lasting}
-        return not memories & escaped and not any(memories & each for each in written)
+        return not memories & escaped and not any(
+            memories & memories_written for memories_written in written
+        )
 
     def replace(self, old: Node, new: Node) -> None:
         """Use the value of node ``new`` wherever that of ``old`` was used."""
@@ -111,14 +113,14 @@ class Trace:
         if old in self.lasting:
             self.lasting.add(new)
         # Nodes that ``old`` had replaced now stand for ``new``, so lookups need one step.
-        for node, other in self.replaced.items():
-            if other is old:
+        for node, replacement in self.replaced.items():
+            if replacement is old:
                 self.replaced[node] = new
 
-    def leave_out(self, node: Node, why: str) -> None:
+    def remove_message(self, node: Node, why: str) -> None:
         """Remove a message whose results are no longer used; ``why`` is the reason for reports."""
         call = self.call(node)
-        self.saved.append(Saved(call.text, call.bytes, why, node.meta.get("where", "")))
+        self.saved.append(RemovedMessage(call.text, call.bytes, why, node.meta.get("where", "")))
         for item in list(node.users):
             self.graph.erase_node(item)
         self.graph.erase_node(node)

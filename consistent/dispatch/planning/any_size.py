@@ -35,18 +35,18 @@ def out_layouts(
     """
     if choice.form is not None or choice.by_size or not row.serves_any_size(call, choice.ins):
         return None
-    made = []
+    layouts = []
     for out, sbp in zip(outs, choice.outs, strict=True):
-        sources = _sources(row, call, choice, out.shape, sbp)
+        sources = _length_sources(row, call, choice, out.shape, sbp)
         if sources is None or out.data_dependent:
             return None
-        made.append(OutLayout(Layout.of(placement, sbp), sources))
+        layouts.append(OutLayout(Layout.of(placement, sbp), sources))
     # One entry suffices if all are equal: the last entry serves all further outputs, and the number
     # of outputs may vary with the sizes.
-    return tuple(made[:1]) if len(set(made)) == 1 else tuple(made)
+    return tuple(layouts[:1]) if len(set(layouts)) == 1 else tuple(layouts)
 
 
-def _sources(
+def _length_sources(
     row: Row, call: Call, choice: Choice, shape: torch.Size, sbp: Sequence[Sbp]
 ) -> tuple[LengthSource, ...] | None:
     """Find, for each split dim of an output, the operand dim from which it has its length.
@@ -58,19 +58,19 @@ def _sources(
     have the same length. Only a view can regroup dims; for views the hook checks the sizes when it
     runs the plan.
     """
-    found = []
+    sources = []
     for dim in sorted({e.dim for e in sbp if isinstance(e, Split)}):
         axes = [axis for axis, e in enumerate(sbp) if isinstance(e, Split) and e.dim == dim]
         size = None if row.sizing is Sizing.VIEW else shape[dim]
-        source = _source(call, choice, size, axes)
-        if source is None:
+        operand_dim = _find_operand_dim(call, choice, size, axes)
+        if operand_dim is None:
             return None
         grid = call.operands[0].spec.placement.shape
-        found.append(LengthSource(dim, *source, math.prod(grid[axis] for axis in axes)))
-    return tuple(found)
+        sources.append(LengthSource(dim, *operand_dim, math.prod(grid[axis] for axis in axes)))
+    return tuple(sources)
 
 
-def _source(
+def _find_operand_dim(
     call: Call, choice: Choice, size: int | None, axes: Sequence[int]
 ) -> tuple[int, int] | None:
     """Return (operand, dim): the operand dim that is as long as an output dim split by ``axes``.

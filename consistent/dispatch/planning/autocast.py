@@ -38,7 +38,7 @@ _WIDEST = {
 }
 # Ops that torch composes of ops on its autocast lists -> the listed op that decides the output's
 # dtype.
-MADE_OF = {
+DECIDING_OP = {
     "chain_matmul": "mm",
     "cross_entropy_loss": "nll_loss",
     "einsum": "bmm",
@@ -48,26 +48,28 @@ MADE_OF = {
     "tensordot": "mm",
 }
 _BANNED = {"cuda": frozenset(["binary_cross_entropy"])}  # torch raises
-_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_DISPATCH_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 @lru_cache
-def listed(device: str) -> frozenset[str]:
+def autocast_ops(device: str) -> frozenset[str]:
     """Return the names of the ops on the installed torch's autocast lists for ``device``."""
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
-    if registrations is None or device not in _KEYS:
+    if registrations is None or device not in _DISPATCH_KEYS:
         return frozenset()
-    pairs = [name.removeprefix("aten::").split(".") for name in registrations(_KEYS[device])]
+    pairs = [
+        name.removeprefix("aten::").split(".") for name in registrations(_DISPATCH_KEYS[device])
+    ]
     names = {name for name, *overload in pairs if overload != ["deprecated"]}
     return frozenset(names - _BANNED.get(device, frozenset()))
 
 
 def is_on(device: str) -> bool:
     """Return whether autocast is on for tensors of the device type ``device``."""
-    return device in _KEYS and torch.is_autocast_enabled(device)
+    return device in _DISPATCH_KEYS and torch.is_autocast_enabled(device)
 
 
-def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Return the state of autocast as (device type, whether it is on, its dtype) per device type.
 
     On a machine without CUDA: ``(("cpu", False, torch.bfloat16),)``.
@@ -78,17 +80,17 @@ def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
 
 def dtype_of(call: Call, device: str) -> torch.dtype | None:
     """Return the dtype that autocast casts the operands of ``call`` to, or None if it does not."""
-    name = call.name if call.name in listed(device) else MADE_OF.get(call.name, "")
+    name = call.name if call.name in autocast_ops(device) else DECIDING_OP.get(call.name, "")
     if call.name == "einsum" and len(call.operands) == 1:
         return None  # with one operand einsum multiplies nothing, so it calls no bmm
-    if name not in listed(device) or call.inplace or call.kwargs.get("dtype") is not None:
+    if name not in autocast_ops(device) or call.inplace or call.kwargs.get("dtype") is not None:
         return None
-    given = [x.spec.dtype for x in call.operands if is_cast(x.spec.dtype)]
+    dtypes = [x.spec.dtype for x in call.operands if is_cast(x.spec.dtype)]
     if name in _WIDEST[device]:
-        wanted = torch.float32 if torch.float32 in given else torch.get_autocast_dtype(device)
+        target = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(device)
     else:
-        wanted = torch.get_autocast_dtype(device) if name in _LOWER else torch.float32
-    return wanted if any(dtype is not wanted for dtype in given) else None
+        target = torch.get_autocast_dtype(device) if name in _LOWER else torch.float32
+    return target if any(dtype is not target for dtype in dtypes) else None
 
 
 def is_cast(dtype: torch.dtype) -> bool:
@@ -110,8 +112,8 @@ def cast_first(
         # after.
         torch.set_autocast_enabled(device, False)
         try:
-            cast = _cast(tensors_of(args, kwargs), dtype)
-            args, kwargs = with_tensors(args, kwargs, cast)
+            cast_tensors = _cast(tensors_of(args, kwargs), dtype)
+            args, kwargs = with_tensors(args, kwargs, cast_tensors)
             return run(*args, **kwargs)
         finally:
             torch.set_autocast_enabled(device, True)

@@ -20,7 +20,7 @@ from .without_modes import without_modes
 # The target of these may be uninitialized memory from torch.empty, which differs between ranks.
 _FILLS = frozenset("copy fill index_copy index_put put scatter setitem zero".split())
 # GradScaler's op keeps a flag for each device, which is a rank's own.
-_OWN_FLAGS = "_amp_foreach_non_finite_check_and_unscale"
+_GRAD_SCALER_OP = "_amp_foreach_non_finite_check_and_unscale"
 
 
 def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Sequence[Any]) -> Plan:
@@ -35,32 +35,38 @@ def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Seq
         return plan
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):  # pyright: ignore
         return plan  # raises when it runs
-    if isinstance(plan, Answer | ByFacts) or function.name == _OWN_FLAGS:
+    if isinstance(plan, Answer | ByFacts) or function.name == _GRAD_SCALER_OP:
         return plan  # a query may not communicate; ByFacts is followed by the real plan
     is_list = function.name.startswith(("_foreach_", "_fused_"))
     if isinstance(plan, OtherCall) and not is_list:
         return plan  # the calls that it makes are planned, and compare then
-    met = _in_lists(args) if is_list else _in_call(function, tensors)
+    plain_tensors = (
+        _plain_tensors_of_lists(args) if is_list else _plain_tensors_of_call(function, tensors)
+    )
     placement: Placement = next(x for x in tensors if is_global(x))._spec.placement
-    described = [x._spec.layout if is_global(x) else (x.dtype, x.ndim) for x in tensors]
+    descriptions = [x._spec.layout if is_global(x) else (x.dtype, x.ndim) for x in tensors]
     # A set for list ops, so that the number of kinds does not depend on the lengths of the lists.
-    kind = (function.name, function.inplace, frozenset(described) if is_list else tuple(described))
+    kind = (
+        function.name,
+        function.inplace,
+        frozenset(descriptions) if is_list else tuple(descriptions),
+    )
     with without_modes():
-        again = plain_values.compare(function.name, met, placement, kind)
-    plan.kept = plan.kept and not again
+        compares_again = plain_values.compare_plain(function.name, plain_tensors, placement, kind)
+    plan.kept = plan.kept and not compares_again
     return plan
 
 
-def _in_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tensor]:
+def _plain_tensors_of_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tensor]:
     """Return the plain tensors of an ordinary op that have to be compared between ranks.
 
     The target of in-place ops such as ``copy_`` is left out: it may be uninitialized memory.
     """
-    skipped = function.inplace and function.name in _FILLS
-    return [x for x in (tensors[1:] if skipped else tensors) if not is_global(x)]
+    skips_target = function.inplace and function.name in _FILLS
+    return [x for x in (tensors[1:] if skips_target else tensors) if not is_global(x)]
 
 
-def _in_lists(args: tuple) -> list[torch.Tensor]:
+def _plain_tensors_of_lists(args: tuple) -> list[torch.Tensor]:
     """Return the plain tensors of a list op that have to be compared between ranks.
 
     They are those that belong together with a global tensor, by being at the same index of their
@@ -68,8 +74,10 @@ def _in_lists(args: tuple) -> list[torch.Tensor]:
     tensors, such as step counts, are not compared.
     """
     lists = [x for x in args if isinstance(x, tuple | list) and x]
-    found: list[torch.Tensor] = []
-    for at in zip(*lists):
-        if any(map(is_global, at)):
-            found += [x for x in at if isinstance(x, torch.Tensor) and not is_global(x) and x.ndim]
-    return found
+    plain_tensors: list[torch.Tensor] = []
+    for position in zip(*lists):
+        if any(map(is_global, position)):
+            plain_tensors += [
+                x for x in position if isinstance(x, torch.Tensor) and not is_global(x) and x.ndim
+            ]
+    return plain_tensors

@@ -18,34 +18,34 @@ from . import autocast
 
 # Types of arguments that may be part of a cache key: ops do the same with equal values. Calls with
 # arguments of other types are not cached, so that the cache keeps no such object alive.
-_PLAIN = (
+_KEY_TYPES = (
     int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout,
     torch.memory_format,
 )  # fmt: skip
 
 
-def kept_answers(run: Callable[..., Any], call: Call) -> dict[str, Any]:
+def cached_facts(run: Callable[..., Any], call: Call) -> dict[str, Any]:
     """Return the cached facts about calls like ``call``, as a dict to which the caller adds more.
 
     The keys are "outs" (shapes and dtypes of the outputs) and "backward" (whether backward runs on
-    meta tensors). If the call has arguments of types outside ``_PLAIN``, the dict is new and is not
-    cached. ``run`` is torch's function.
+    meta tensors). If the call has arguments of types outside ``_KEY_TYPES``, the dict is new and is
+    not cached. ``run`` is torch's function.
     """
     try:
         arguments = _key_of(call.args), _key_of(call.kwargs)
-    except _Other:
+    except _Uncacheable:
         return {}
     tensors = tuple((operand.shape, operand.spec.dtype) for operand in call.operands)
-    settings = torch.get_default_dtype(), autocast.now()
-    return _kept((run, call.inplace, tensors, *arguments, *settings))
+    settings = torch.get_default_dtype(), autocast.autocast_state()
+    return _facts_by_key((run, call.inplace, tensors, *arguments, *settings))
 
 
 @lru_cache(maxsize=4096)
-def _kept(key: Hashable) -> dict[str, Any]:
+def _facts_by_key(key: Hashable) -> dict[str, Any]:
     return {}
 
 
-class _Other(Exception):
+class _Uncacheable(Exception):
     """Raised for an argument of a call whose type cannot be part of a cache key."""
 
 
@@ -54,7 +54,7 @@ def _key_of(value: Any) -> Hashable:
     kind = value.__class__
     if kind is Operand:
         return kind, value.index
-    if kind in _PLAIN:
+    if kind in _KEY_TYPES:
         return kind, value
     if kind in (tuple, list, torch.Size):
         return kind, *map(_key_of, value)
@@ -62,4 +62,4 @@ def _key_of(value: Any) -> Hashable:
         return kind, *value, *map(_key_of, value.values())
     if kind is slice:
         return kind, *map(_key_of, (value.start, value.stop, value.step))
-    raise _Other
+    raise _Uncacheable

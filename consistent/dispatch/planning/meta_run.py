@@ -11,11 +11,11 @@ from ...rules import table
 from ...rules.signature import Call, Out
 from ..plans.arguments import collect, fill
 from ..plans.shards import HookOff
-from .meta_answers import kept_answers
+from .meta_answers import cached_facts
 
 # Ops whose meta kernels report other dtypes and sizes for the returned statistics than the CPU
 # kernels do. On the CPU only a run of the op itself shows them.
-MISTOLD = frozenset(
+WRONG_META_KERNELS = frozenset(
     """
     native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
     _native_batch_norm_legit_functional _batch_norm_with_update _batch_norm_no_update
@@ -36,26 +36,26 @@ def logical_outputs(
             kernel, if its output shapes depend on data or if it refuses the call; the result is
             then the error. They are empty if the op returns no tensor.
     """
-    known = row.known_outs(call)
-    if known is not None:
-        return known, None
-    kept = kept_answers(run, call)
-    if "outs" in kept:
-        return kept["outs"], None
-    made = on_meta(run, call)
-    if isinstance(made, Exception):
-        return None, made
-    result, metas = made
-    found: list[Any] = metas[:1] if call.inplace else []  # not the result: x[i] = v returns None
+    known_outs = row.known_outs(call)
+    if known_outs is not None:
+        return known_outs, None
+    cached = cached_facts(run, call)
+    if "outs" in cached:
+        return cached["outs"], None
+    meta_run = run_on_meta(run, call)
+    if isinstance(meta_run, Exception):
+        return None, meta_run
+    result, metas = meta_run
+    tensors: list[Any] = metas[:1] if call.inplace else []  # not the result: x[i] = v returns None
     if not call.inplace:
-        collect((result,), found)
-    outs = tuple(Out(t.shape, t.dtype) for t in found)
+        collect((result,), tensors)
+    outs = tuple(Out(t.shape, t.dtype) for t in tensors)
     if outs:  # otherwise the result is what is asked for
-        kept["outs"] = outs
+        cached["outs"] = outs
     return outs, result
 
 
-def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | Exception:
+def run_on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | Exception:
     """Run ``call`` on meta tensors; return (result, meta tensors), or the error that it raises.
 
     The run raises if the op has no meta kernel, needs values, or refuses the call.
@@ -71,14 +71,14 @@ def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor
         return error.with_traceback(None)
 
 
-def is_refusal(made: Any) -> bool:
+def is_refusal(meta_run: Any) -> bool:
     """Return whether a run on meta tensors failed because of the sizes or values of this call.
 
-    ``made`` is what ``on_meta`` returned. The planner does not cache a plan made after such a
-    failure, because a call of other sizes may succeed. An op without a meta kernel fails for all
+    ``meta_run`` is what ``run_on_meta`` returned. The planner does not cache a plan made after such
+    a failure, because a call of other sizes may succeed. An op without a meta kernel fails for all
     calls, which does not count.
     """
-    return isinstance(made, Exception) and not isinstance(made, NotImplementedError)
+    return isinstance(meta_run, Exception) and not isinstance(meta_run, NotImplementedError)
 
 
 def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
@@ -88,25 +88,25 @@ def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
     autograd will work for them. It is also True if no output requires grad or if the op refuses the
     call.
     """
-    kept = kept_answers(run, call)
-    if "backward" not in kept:
-        kept["backward"] = _has_meta_backward(run, call)
-    return kept["backward"]
+    cached = cached_facts(run, call)
+    if "backward" not in cached:
+        cached["backward"] = _has_meta_backward(run, call)
+    return cached["backward"]
 
 
 def _has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]
-    found: list[Any] = []
+    tensors: list[Any] = []
     with HookOff(), torch.enable_grad():
         try:
             # Copies, because an in-place op may not write into leaves that require grad.
             copies = [x.clone() for x in metas]
             result = run(*fill(call.args, copies), **fill(call.kwargs, copies))
-            collect((result, copies[:1]), found)
+            collect((result, copies[:1]), tensors)
         except Exception:  # noqa: BLE001  (what the op itself refuses shows when it runs)
             return True
-        outs = [x for x in found if x.requires_grad and x.grad_fn is not None]
+        outs = [x for x in tensors if x.requires_grad and x.grad_fn is not None]
         try:
             torch.autograd.grad(
                 outs, leaves, [torch.empty_like(x) for x in outs], allow_unused=True

@@ -20,8 +20,8 @@ from ...rules import table
 from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
-from ...rules.fused_reduce_scatter import joins_sum
-from ...rules.notation.holds import is_whole
+from ...rules.fused_reduce_scatter import fused_axes
+from ...rules.notation.holds import is_integral
 from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward, may_raise
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
@@ -30,7 +30,7 @@ from ..plans.arguments import tensors_of, with_tensors
 from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops
 from ..plans.shards import HookOff, common_placement, is_global, refuse_other_views
 from ..running import outside_ranks
-from ..running.empty_shards import same_graph
+from ..running.empty_shards import wrap_for_empty_shards
 from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
 from . import autocast
 from .any_size import all_whole, out_layouts
@@ -38,15 +38,21 @@ from .functions.call_rewrites import (
     as_leaf,
     as_overload,
     first_by_position,
-    given_as_tensors,
-    reshaped_in_place,
+    numbers_passed_as_tensors,
+    reshape_in_place,
     with_numbers,
 )
 from .functions.outs import into_out
 from .functions.questions import OPERATORS
 from .functions.torch_functions import TorchFunction
 from .meetings import compare_plain
-from .meta_run import MISTOLD, has_meta_backward, is_refusal, logical_outputs, on_meta
+from .meta_run import (
+    WRONG_META_KERNELS,
+    has_meta_backward,
+    is_refusal,
+    logical_outputs,
+    run_on_meta,
+)
 from .without_modes import without_modes
 from .writes import written_operands
 
@@ -72,7 +78,7 @@ def make_plan(
     tensors = tensors_of(args, kwargs)
     for x in tensors:
         refuse_other_views(x, function.name)
-    plan = _without_row(function, args, kwargs)
+    plan = _plan_without_row(function, args, kwargs)
     if plan is None:
         planning = _Planning(function, args, kwargs, tensors, for_any_size)
         with without_modes():
@@ -85,7 +91,7 @@ def make_plan(
     return compare_plain(plan, function, args, tensors)
 
 
-def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
+def _plan_without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
     """Return the plan of a call that is not planned by a rule, else None.
 
     Such a call is passed to another function (``OtherCall``): a list op, a call with ``out=``, a
@@ -95,9 +101,9 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
         return OtherCall(function.name, function.call, function.kind == "open")
     if kwargs and not isinstance(function.run, OPERATORS):
         # Before all other rewrites, which read the first arguments by position.
-        placed = first_by_position(function.name, function.run, args, kwargs)
-        if placed is not None:
-            return OtherCall(function.name, placed)
+        by_position = first_by_position(function.name, function.run, args, kwargs)
+        if by_position is not None:
+            return OtherCall(function.name, by_position)
     for prefix, plan_list_op in list_ops.items():
         if function.name.startswith(prefix):
             plan = plan_list_op(function, args, kwargs)
@@ -106,9 +112,9 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
     if kwargs.get("requires_grad") and not isinstance(function.run, OPERATORS):
         return OtherCall(function.name, as_leaf(function.run))
     if kwargs and any(kwargs.get(name) is not None for name in function.outs):
-        into = into_out(function.name, function.run, function.outs, args, kwargs)
-        return OtherCall(function.name, into)
-    numbers = given_as_tensors(function.name, args, kwargs)
+        write_out = into_out(function.name, function.run, function.outs, args, kwargs)
+        return OtherCall(function.name, write_out)
+    numbers = numbers_passed_as_tensors(function.name, args, kwargs)
     if numbers is not None:
         return OtherCall(function.name, with_numbers(function.run, numbers))
     if function.row is not None and isinstance(function.run, OPERATORS):
@@ -130,7 +136,7 @@ class _Planning:
         self.call = Call(function.name, *with_tensors(args, kwargs, operands), operands)
         self.call.inplace = function.inplace
         self.call.tracked = tracks(tensors)
-        self.row = table.find(function.name)
+        self.row = table.find_row(function.name)
         self.outside = my_coordinate(self.placement) is None
         self.covers_world = self.placement.size == current().size
         self.is_recorded = current().rank < 0  # by a process that is not one of the ranks
@@ -151,13 +157,13 @@ class _Planning:
         False, the plan may be a ``ByFacts``, which makes the hook ask again with such a key.
         """
         if self.row is None:
-            return self._whole()
-        facts = None if by_facts else self._facts(self.row)
-        if facts is not None and not all_whole(self.specs):
-            return facts
-        plan = self._by_row(self.row)
+            return self._plan_on_whole()
+        facts_plan = None if by_facts else self._facts_plan(self.row)
+        if facts_plan is not None and not all_whole(self.specs):
+            return facts_plan
+        plan = self._plan_by_row(self.row)
         # A plan for whole operands that passes the arguments unchanged depends on no facts.
-        return plan if facts is None or plan.any_size else facts
+        return plan if facts_plan is None or plan.any_size else facts_plan
 
     def under_autocast(self, plan: Plan) -> Plan:
         """Return ``plan``, or a plan that casts the operands as autocast would and calls again.
@@ -178,7 +184,7 @@ class _Planning:
         run = autocast.cast_first(self.function.run, device, dtype)
         return OtherCall(self.function.name, run)
 
-    def _facts(self, row: table.Row) -> Plan | None:
+    def _facts_plan(self, row: table.Row) -> Plan | None:
         """Return a plan that asks for a key with more facts, or None if the key is enough.
 
         The facts are the values of floats, and whether gradients are needed.
@@ -188,12 +194,12 @@ class _Planning:
         extreme = any(e.is_extreme for spec in self.specs for e in spec.sbp)
         by_value = row.by_value or row.localize is not None or extreme
         by_value = by_value and _has_floats((self.call.args, self.call.kwargs))
-        by_grad = row.forward or extreme
+        by_grad = row.makes_extremes or extreme
         return ByFacts(self.function.name, by_value, by_grad) if by_value or by_grad else None
 
     # -- by the op's row ---------------------------------------------------------------------------
 
-    def _by_row(self, row: table.Row) -> Plan:
+    def _plan_by_row(self, row: table.Row) -> Plan:
         """Return the plan according to ``row``, the op's row in the rule table.
 
         If the rule does not fit the call, the plan runs the op on whole tensors on every rank.
@@ -201,24 +207,24 @@ class _Planning:
         call = self.call
         outs, result = logical_outputs(self.function.run, row, call)
         if outs is None:
-            return self._whole(kept=not is_refusal(result))
+            return self._plan_on_whole(kept=not is_refusal(result))
         if not outs:  # a query about shapes or dtypes, which the meta run has answered
             return Answer(call.name, result)
         if call.inplace and outs[0].shape != self.specs[0].shape:
-            return OtherCall(call.name, reshaped_in_place(call.name))
+            return OtherCall(call.name, reshape_in_place(call.name))
         call.outs = outs
-        choice = self._choice(row)
+        choice = self._choose_signature(row)
         data_dependent = any(out.data_dependent for out in outs)
         # Only a form can return the logical shapes of outputs whose shape depends on data.
         if choice is None or (data_dependent and choice.form is None):
-            return self._whole()
+            return self._plan_on_whole()
         if choice.form is None:
-            choice = self._with_sum(choice)
-        plan = self._chosen(row, choice, data_dependent)
-        plan.follow = self._follow(plan, row, data_dependent)
-        return plan.settle()
+            choice = self._fuse_sum(choice)
+        plan = self._plan_on_shards(row, choice, data_dependent)
+        plan.follow = self._follow_function(plan, row, data_dependent)
+        return plan.set_way()
 
-    def _choice(self, row: table.Row) -> Choice | None:
+    def _choose_signature(self, row: table.Row) -> Choice | None:
         """Return the signature that is cheapest from the operands' layouts, or None if none fits.
 
         A tracer that is registered for ``choose`` may choose instead.
@@ -229,37 +235,37 @@ class _Planning:
         # An in-place op cannot change the layout of its target.
         pin = self.specs[0].sbp if self.call.inplace else None
         if _CHOOSE:
-            chosen = _CHOOSE[-1](self.call, self.specs, by_axis, pin)
-            if chosen is not None:
-                return chosen
+            choice = _CHOOSE[-1](self.call, self.specs, by_axis, pin)
+            if choice is not None:
+                return choice
         return choose(self.call, self.specs, by_axis, pin)
 
-    def _with_sum(self, choice: Choice) -> Choice:
+    def _fuse_sum(self, choice: Choice) -> Choice:
         """Return ``choice``, with the reduction of the first operand fused into the op if possible.
 
         Boxing the first operand may end in a sum over ranks. The fused form takes the addends as
         they are and sums inside the op.
         """
-        boxed = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
-        axes = joins_sum(self.call, self.specs, boxed)
+        boxed_specs = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
+        axes = fused_axes(self.call, self.specs, boxed_specs)
         if axes is None:
             return choice
         ins = (self.specs[0].sbp, *choice.ins[1:])
         return replace_fields(choice, ins=ins, form=FUSED_REDUCE_SCATTER, form_axes=axes)
 
-    def _chosen(self, row: table.Row, choice: Choice, data_dependent: bool) -> OnShards:
+    def _plan_on_shards(self, row: table.Row, choice: Choice, data_dependent: bool) -> OnShards:
         """Return the plan that runs the op on shards by the signature ``choice``.
 
         ``data_dependent`` says whether the shape of some output depends on values.
         """
-        plan = self._new(OnShards if choice.form is None else ByForm)
+        plan = self._new_plan(OnShards if choice.form is None else ByForm)
         plan.choice = choice
         by_form = choice.form is not None
         plan.may_differ = not self.outside and may_differ(
             self.call, choice.ins, by_form, self.placement
         )
-        plan.tells_world = self._tells_world(plan, data_dependent)
-        self._box(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
+        plan.announces_error = self._must_announce_error(plan, data_dependent)
+        self._set_boxes(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
         plan.may_differ_in_backward = not self.outside and may_differ_in_backward(
             self.call, choice.ins, self.placement
         )
@@ -272,11 +278,11 @@ class _Planning:
             plan.operands = tuple(
                 spec.with_sbp(sbp) for spec, sbp in zip(self.specs, choice.ins, strict=True)
             )
-        elif not self._serve_any_size(plan, row, choice) and row.localize is not None:
+        elif not self._mark_any_size(plan, row, choice) and row.localize is not None:
             self._localize(plan, row)
         return plan
 
-    def _serve_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
+    def _mark_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
         """Mark ``plan`` as one for tensors of all sizes if sizes do not affect it.
 
         Returns whether it was marked.
@@ -285,7 +291,7 @@ class _Planning:
             return False
         if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
             return False  # P(max) and P(min) rules look at the signs of numbers, integers included
-        # A rank outside makes such outputs by `as_planned`, which needs the sizes of the call.
+        # A rank outside makes such outputs by `make_planned_outputs`, which needs the call's sizes.
         if self.outside and row.known_outs(self.call):
             return False
         if self.function.reshapes:
@@ -294,7 +300,7 @@ class _Planning:
             layouts: tuple[OutLayout, ...] | None = (OutLayout(Layout.whole(self.placement)),)
         else:
             layouts = out_layouts(row, self.call, choice, self.call.outs, self.placement)
-            moved = plan.boxes or plan.adopt or self.outside
+            moved = plan.boxes or plan.adopted or self.outside
             if layouts is None or (row.localize is not None and (moved or not row.sizing)):
                 return False
         plan.outs, plan.any_size = layouts, True
@@ -310,22 +316,22 @@ class _Planning:
         (4, 4). ``row`` is the op's row, which knows which arguments are sizes.
         """
         assert row.localize is not None and plan.choice is not None
-        at, call = my_coordinate(self.placement), self.call
+        coordinate, call = my_coordinate(self.placement), self.call
         ins = [
-            spec.with_sbp(sbp).local_shape(at)
+            spec.with_sbp(sbp).local_shape(coordinate)
             for spec, sbp in zip(self.specs, plan.choice.ins, strict=True)
         ]
-        outs = [spec.local_shape(at) for spec in plan.outs]  # type: ignore[union-attr]
+        outs = [spec.local_shape(coordinate) for spec in plan.outs]  # type: ignore[union-attr]
         plan.template = row.localize(call, ins, outs)
         (head, *rest), named = plan.template
-        moved = plan.boxes or plan.adopt or plan.inplace
+        moved = plan.boxes or plan.adopted or plan.inplace
         # Then the hook can pass these sizes itself, without running the plan in Python.
         if not moved and not named and len(self.specs) == 1 and head is call.args[0]:
-            plan.sizes = _as_given(call, rest)
+            plan.sizes = _as_passed(call, rest)
 
     # -- whole -------------------------------------------------------------------------------------
 
-    def _whole(self, kept: bool = True) -> Plan:
+    def _plan_on_whole(self, kept: bool = True) -> Plan:
         """Return a plan by which every rank boxes the operands to B and computes the whole op.
 
         This is correct for every op, but slow.
@@ -336,8 +342,8 @@ class _Planning:
         """
         whole = Layout.whole(self.placement)
         target_moves = self.call.inplace and self.specs[0].layout is not whole
-        plan = self._new(InPlaceOnCopy if target_moves else OnShards)
-        self._box(plan, [whole] * len(self.specs))
+        plan = self._new_plan(InPlaceOnCopy if target_moves else OnShards)
+        self._set_boxes(plan, [whole] * len(self.specs))
         plan.may_differ_in_backward = not self.outside and may_differ_in_backward(
             self.call, [whole.sbp] * len(self.specs), self.placement
         )
@@ -345,29 +351,31 @@ class _Planning:
             plan.outs = (self.specs[0],)
         elif self.row is None or all_whole(self.specs):
             plan.any_size, plan.outs = True, (OutLayout(whole),)
-        known = self.covers_world and not self.is_recorded
-        made = None if known else on_meta(self.function.run, self.call)
-        refused = is_refusal(made)
+        needs_no_meta_run = self.covers_world and not self.is_recorded
+        meta_run = None if needs_no_meta_run else run_on_meta(self.function.run, self.call)
+        refused = is_refusal(meta_run)
         plan.kept = kept and not refused
-        mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
-        unknown = mistold or isinstance(made, Exception)
-        plan.follow = self._follow(plan, None, unknown)
+        meta_is_wrong = self.placement.type == "cpu" and self.call.name in WRONG_META_KERNELS
+        unknown = meta_is_wrong or isinstance(meta_run, Exception)
+        plan.follow = self._follow_function(plan, None, unknown)
         # If the meta run refused a write, ranks outside do not run the op and are sent no result:
         # they must be sent the error.
-        plan.tells_world = self._tells_world(plan, unknown) or (plan.inplace and refused)
-        return plan.settle()
+        plan.announces_error = self._must_announce_error(plan, unknown) or (
+            plan.inplace and refused
+        )
+        return plan.set_way()
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _new(self, kind: type[OnShards]) -> OnShards:
+    def _new_plan(self, kind: type[OnShards]) -> OnShards:
         """Return an empty plan of this ``kind``, which takes plain tensors of the call as B."""
-        run = same_graph(self.function.name, self.function.run)
+        run = wrap_for_empty_shards(self.function.name, self.function.run)
         plan = kind(self.function.name, run, self.call, self.placement)
-        plan.adopt = tuple(i for i, t in enumerate(self.tensors) if not is_global(t))
+        plan.adopted = tuple(i for i, t in enumerate(self.tensors) if not is_global(t))
         plan.outside = self.outside
         return plan
 
-    def _box(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
+    def _set_boxes(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
         """Record in ``plan`` the operands that must be boxed to get ``layouts``, one per operand.
 
         If the op writes to an operand that is boxed, it is recorded to be boxed back afterwards.
@@ -379,7 +387,7 @@ class _Planning:
             written = written_operands(self.function.written, self.call, self.row)
             plan.writes = tuple(i for i, _ in plan.boxes if i in written)
 
-    def _follow(
+    def _follow_function(
         self, plan: OnShards, row: table.Row | None, unknown: bool
     ) -> outside_ranks.Follow | None:
         """Return the function by which ranks outside the placement follow the op, or None.
@@ -394,22 +402,30 @@ class _Planning:
             plan.by_values = True
             return None
         if unknown and not self.covers_world and not plan.inplace:
-            return outside_ranks.announced(self.placement.first_rank, self.outside)
+            return outside_ranks.announce_result(self.placement.first_rank, self.outside)
         if not self.outside:
             return None
         if unknown and not self.covers_world:
-            return outside_ranks.in_place
+            return outside_ranks.record_stand_in_node
         if row is not None and row.known_outs(self.call):
-            return outside_ranks.as_planned(
-                plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
+            return outside_ranks.make_planned_outputs(
+                plan.name,
+                self._exact_outs(plan),
+                [not out.non_differentiable for out in self.call.outs],
             )
         if "sparse" in self.call.params and self.call.get("sparse", False):
-            return outside_ranks.on_meta  # its backward gives a sparse gradient, as on other ranks
+            return (
+                outside_ranks.run_on_meta
+            )  # its backward gives a sparse gradient, as on other ranks
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             only_writes = self._only_writes(plan, row)
-            return outside_ranks.written_on_meta if only_writes else outside_ranks.on_meta
-        return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
+            return outside_ranks.write_on_meta if only_writes else outside_ranks.run_on_meta
+        return (
+            outside_ranks.write_with_stand_in_node
+            if plan.inplace
+            else outside_ranks.run_with_stand_in_node
+        )
 
     def _only_writes(self, plan: OnShards, row: table.Row | None) -> bool:
         """Return whether the op, planned by ``row``, only writes values to its first operand."""
@@ -417,7 +433,7 @@ class _Planning:
             return False
         return plan.inplace and not self.function.reshapes
 
-    def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
+    def _must_announce_error(self, plan: OnShards, unknown: bool) -> bool:
         """Return whether ranks outside the placement must be sent the error if the op raises.
 
         They follow the program without values, and must raise where the ranks inside do. If the
@@ -434,12 +450,12 @@ class _Planning:
 
         Meta kernels, such as that of ``mul_``, do not refuse it, so ranks outside would not raise.
         """
-        if not self.call.inplace or not is_whole(self.specs[0].dtype):
+        if not self.call.inplace or not is_integral(self.specs[0].dtype):
             return False
-        integers = all(is_whole(spec.dtype) for spec in self.specs)
+        integers = all(is_integral(spec.dtype) for spec in self.specs)
         return not integers or _has_floats((self.call.args, self.call.kwargs))
 
-    def _exact(self, plan: OnShards) -> list[TensorSpec]:
+    def _exact_outs(self, plan: OnShards) -> list[TensorSpec]:
         """Return the specs of the outputs for the sizes of this very call.
 
         A plan for all sizes has only their layouts.
@@ -459,11 +475,15 @@ def _has_floats(value: Any) -> bool:
     return value.__class__ is float or value.__class__ is complex
 
 
-def _as_given(call: Call, rest: Sequence[Any]) -> tuple:
+def _as_passed(call: Call, arguments: Sequence[Any]) -> tuple:
     """Return the arguments after the tensor, in the form in which the caller passed them.
 
-    ``rest`` are these arguments with the sizes of the shard. Sizes that the caller passed one by
+    ``arguments`` are these with the sizes of the shard. Sizes that the caller passed one by
     one stay separate, because torch parses a tuple of sizes more slowly.
     """
     one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
-    return rest[0] if one_by_one and [r.__class__ for r in rest] == [tuple] else tuple(rest)
+    return (
+        arguments[0]
+        if one_by_one and [r.__class__ for r in arguments] == [tuple]
+        else tuple(arguments)
+    )

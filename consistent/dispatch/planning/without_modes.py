@@ -19,7 +19,7 @@ def without_modes() -> Iterator[None]:
     it decides about dtypes.
     """
     anomaly, checks_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    before = _C.set_aside()
+    saved_modes = _C.set_aside()
     # Anomaly mode is set for the whole process, and reads values, which meta tensors do not have.
     if anomaly:
         torch.set_anomaly_enabled(False)
@@ -29,10 +29,10 @@ def without_modes() -> Iterator[None]:
     finally:
         if anomaly:
             torch.set_anomaly_enabled(True, checks_nan)
-        _C.bring_back(before)
+        _C.bring_back(saved_modes)
 
 
-_IGNORE = ("ignore", None, Warning, None, 0)
+_IGNORE_FILTER = ("ignore", None, Warning, None, 0)
 
 
 @contextmanager
@@ -45,10 +45,10 @@ def _without_warnings() -> Iterator[None]:
     while ``set_warn_always`` is on.
     """
     filters, always = warnings.filters, torch.is_warn_always_enabled()
-    filters.insert(0, _IGNORE)  # type: ignore[attr-defined]
+    filters.insert(0, _IGNORE_FILTER)  # type: ignore[attr-defined]
     torch.set_warn_always(True)
     try:
         yield
     finally:
         torch.set_warn_always(always)
-        filters.remove(_IGNORE)  # type: ignore[attr-defined]
+        filters.remove(_IGNORE_FILTER)  # type: ignore[attr-defined]

@@ -28,22 +28,22 @@ def written_operands(
         call: the call, in whose arguments ``Operand`` placeholders stand for the tensors.
         row: the op's row, which may know of further writes, such as to running statistics.
     """
-    found: set[int] = {0} if call.inplace else set()
+    indices: set[int] = {0} if call.inplace else set()
     for position, name in arguments:
-        given = call.args[position] if position < len(call.args) else call.kwargs.get(name)
-        found.update(_operands(given))
+        value = call.args[position] if position < len(call.args) else call.kwargs.get(name)
+        indices.update(_operand_indices(value))
     if row is not None:
-        found.update(row.written(call))
-    return frozenset(found)
+        indices.update(row.written(call))
+    return frozenset(indices)
 
 
-def _operands(value: Any) -> Iterable[int]:
+def _operand_indices(value: Any) -> Iterable[int]:
     """Yield the indices of the operand placeholders in ``value``, which may be a nested list."""
     if isinstance(value, Operand):
         yield value.index
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _operands(item)
+            yield from _operand_indices(item)
 
 
 def written_arguments(
@@ -54,12 +54,12 @@ def written_arguments(
     Torch's own ``out=`` is left out unless ``with_out`` is True: it is always passed by name, and
     ``functions/outs.py`` handles it.
     """
-    found: dict[tuple[int, str], None] = {}
+    arguments: dict[tuple[int, str], None] = {}
     for schema in _schemas(function):
         for position, argument in enumerate(schema.arguments):
-            if _writes(argument) and (with_out or not argument.is_out):
-                found[(position, argument.name)] = None
-    return tuple(found)
+            if _is_written(argument) and (with_out or not argument.is_out):
+                arguments[(position, argument.name)] = None
+    return tuple(arguments)
 
 
 # Norms that write into running statistics, though their schemas do not say so.
@@ -70,16 +70,16 @@ def written_tensors(
     func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
     """Return the tensors among the arguments of the operator ``func`` that it writes into."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     is_norm = func._schema.name.partition("::")[2].startswith(_NORMS)
     for position, argument in enumerate(func._schema.arguments):
-        if _writes(argument) or (is_norm and argument.name.startswith("running_")):
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            found.extend(tensors_in(given))
-    return found
+        if _is_written(argument) or (is_norm and argument.name.startswith("running_")):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            tensors.extend(tensors_in(value))
+    return tensors
 
 
-def _writes(argument: Any) -> bool:
+def _is_written(argument: Any) -> bool:
     """Return whether the op writes to this argument of its schema, a tensor or list of tensors.
 
     Some schemas mark a write to the list itself: ``aten::sort.Tensor`` is Python's ``list.sort``,

@@ -25,11 +25,11 @@ def collect(value: Any, into: list) -> None:
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
     """Return all tensors among the arguments of a call, nested ones included, in order."""
-    found: list[Any] = []
-    collect(args, found)
+    tensors: list[Any] = []
+    collect(args, tensors)
     if kwargs:
-        collect(tuple(kwargs.values()), found)
-    return found
+        collect(tuple(kwargs.values()), tensors)
+    return tensors
 
 
 def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tuple, dict]:
@@ -39,19 +39,21 @@ def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tup
     """
     source = iter(tensors)
     # Tensors are replaced inline: most arguments are tensors, and a call for each would cost time.
-    new_args = [next(source) if isinstance(a, _Tensor) else _replace(a, source) for a in args]
-    return tuple(new_args), _replace(kwargs, source) if kwargs else kwargs
+    new_args = [
+        next(source) if isinstance(a, _Tensor) else _replace_tensors(a, source) for a in args
+    ]
+    return tuple(new_args), _replace_tensors(kwargs, source) if kwargs else kwargs
 
 
-def _replace(value: Any, source: Iterator[Any]) -> Any:
+def _replace_tensors(value: Any, source: Iterator[Any]) -> Any:
     if isinstance(value, _Tensor):
         return next(source)
     if isinstance(value, tuple) and value.__class__ is not torch.Size:
-        return tuple([_replace(item, source) for item in value])
+        return tuple([_replace_tensors(item, source) for item in value])
     if isinstance(value, list):
-        return [_replace(item, source) for item in value]
+        return [_replace_tensors(item, source) for item in value]
     if isinstance(value, dict):
-        return {name: _replace(item, source) for name, item in value.items()}
+        return {name: _replace_tensors(item, source) for name, item in value.items()}
     return value
 
 

@@ -10,7 +10,7 @@ import torch
 from ...spec import B, NdSbp, TensorSpec, as_nd_sbp
 from .. import _C
 
-_LAYOUT = "_grad_sbp"  # stored as a string, since torch.load(weights_only=True) loads strings
+_LAYOUT_KEY = "_grad_sbp"  # stored as a string, since torch.load(weights_only=True) loads strings
 
 # (leaf) -> its gradient, typed as a global tensor; None if there is none.
 raw_grad = _C.gradient
@@ -35,35 +35,36 @@ def summed_axes(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(axis for axis, entry in enumerate(spec.sbp) if entry is B and shape[axis] > 1)
 
 
-def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
+def set_gradient_layout(leaf: Any, sbp: NdSbp) -> None:
     """Set the layout that the gradient of ``leaf`` has after each backward pass to ``sbp``.
 
     Without this it has the leaf's own layout. An optimizer whose state is split uses it to get
     split gradients of a B parameter.
     """
-    leaf.__dict__[_LAYOUT] = str(sbp)
+    leaf.__dict__[_LAYOUT_KEY] = str(sbp)
     _C.watch_if_leaf(leaf)
 
 
 def forget_gradient_layout(leaf: Any) -> None:
-    """Undo ``lay_gradient``: the gradient of ``leaf`` has the leaf's own layout again.
+    """Undo ``set_gradient_layout``: the gradient of ``leaf`` has the leaf's own layout again.
 
     The caller must call ``leaves.watch_leaf`` for ``leaf`` again.
     """
-    leaf.__dict__.pop(_LAYOUT, None)
+    leaf.__dict__.pop(_LAYOUT_KEY, None)
 
 
 def settled_spec(leaf: Any) -> TensorSpec:
     """Return the spec that the gradient of ``leaf`` has after a backward pass, all sums done.
 
-    It is the leaf's own spec with B in place of P, or has the layout that ``lay_gradient`` has set.
+    It is the leaf's own spec with B in place of P, or has the layout that
+    ``set_gradient_layout`` has set.
     """
-    text = leaf.__dict__.get(_LAYOUT)
-    return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parsed(text))
+    text = leaf.__dict__.get(_LAYOUT_KEY)
+    return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parse_sbp(text))
 
 
 @lru_cache
-def _parsed(text: str) -> NdSbp:
+def _parse_sbp(text: str) -> NdSbp:
     return as_nd_sbp(text)
 
 

@@ -147,23 +147,23 @@ list_ops: dict[str, Callable[..., Plan | None]] = {}
 
 
 @contextmanager
-def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
+def use_plan_table(table: _C.PlanTable) -> Iterator[None]:
     """Make this thread look up and cache plans in the plan table ``table``, inside the context.
 
     Used where calls must neither use nor fill the plans of the program, as in a simulated run.
     """
-    before = _C.use(table)
+    previous_table = _C.use(table)
     try:
         yield
     finally:
-        _C.use(before)
+        _C.use(previous_table)
 
 
 def clear_plans() -> None:
     """Drop all cached plans; called after a change of the process group."""
     plans.clear()
-    plain_values.forget()
+    plain_values.reset_counts()
     _C.forget_functions()
 
 
-groups.when_new.append(clear_plans)
+groups.new_group_callbacks.append(clear_plans)

@@ -16,10 +16,10 @@ from mirrored.mirrored_tensor import MirroredTensor
 from ...movement import check_mode, plain_values
 from ...movement.boxed import Arriving, box, box_several
 from ...movement.coded import Coders, gather_each
-from ...movement.differentiable import spread
+from ...movement.differentiable import shard_of_plain
 from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
-from ...spec import B, Placement, TensorSpec, misfit
+from ...spec import B, Placement, TensorSpec, invalid_dtype_reason
 from ...spec.nested import map_tensors
 from ...spec.tracer import callbacks
 from .. import _C
@@ -29,18 +29,18 @@ _Tensor = torch.Tensor
 _ON_ADOPT = callbacks("on_adopt")
 
 # GlobalTensor. Its module imports this one, so it registers the class here instead.
-_class: Any = None
+_global_class: Any = None
 
 
 def set_class(cls: Any) -> None:
     """Set the class of global tensors, ``GlobalTensor``; called by the module that defines it."""
-    global _class
-    _class = cls
+    global _global_class
+    _global_class = cls
 
 
 def is_global(x: Any) -> bool:
     """Return whether ``x`` is a global tensor: one of class ``GlobalTensor``."""
-    return x.__class__ is _class
+    return x.__class__ is _global_class
 
 
 def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
@@ -87,7 +87,7 @@ def plain(x: torch.Tensor) -> torch.Tensor:
             return x.clone() if x.requires_grad else x.detach()
 
 
-def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
+def replace_shard(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
     """Give the object ``x`` another shard and spec.
 
     Used where a tensor must stay the same object, as a ``.grad`` whose layout changes when it is
@@ -106,7 +106,7 @@ def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
 
     ``what`` is the name of the op that needs it, which check mode reports.
     """
-    check_mode.calling(what)
+    check_mode.set_current_op(what)
     return attach(box(x, x._spec, target), target)
 
 
@@ -126,14 +126,14 @@ def rebox_several(
         what: name of the op that needs it, for check mode.
         arrived, arriving, coders: as in ``box_several``.
     """
-    check_mode.calling(what)
+    check_mode.set_current_op(what)
     routes = [(x._spec, target) for x, target in zip(xs, targets, strict=True)]
     if torch.is_inference_mode_enabled():  # tensors made there have no version counter
         with torch.inference_mode(False), torch.no_grad(), HookOff():
-            made = arrived or gather_each([_Tensor.detach(x) for x in xs], routes, coders)
+            shards = arrived or gather_each([_Tensor.detach(x) for x in xs], routes, coders)
     else:
-        made = box_several(xs, routes, arrived, arriving, coders)
-    return [attach(x, target) for x, target in zip(made, targets, strict=True)]
+        shards = box_several(xs, routes, arrived, arriving, coders)
+    return [attach(x, target) for x, target in zip(shards, targets, strict=True)]
 
 
 def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
@@ -141,9 +141,9 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
     This is how plain operands enter a call with global ones. In backward the plain tensor gets the
     whole gradient on every rank. A global ``x`` is returned as it is. The values are compared
-    between ranks in check mode only; ``take_in`` compares them, too.
+    between ranks in check mode only; ``compare_and_adopt`` compares them, too.
     """
-    if x.__class__ is _class:
+    if x.__class__ is _global_class:
         return x
     refuse_other_views(x, what)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
@@ -159,14 +159,14 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
     # `spread` makes the meta shard of a rank outside the placement, and records the autograd node
     # by which ``x`` gets its gradient.
-    apart = my_coordinate(placement) is None or records((x,))
-    made = attach(spread(x, spec) if apart else x.detach(), spec)
+    needs_spread = my_coordinate(placement) is None or records((x,))
+    adopted = attach(shard_of_plain(x, spec) if needs_spread else x.detach(), spec)
     for notify in _ON_ADOPT:
-        notify(x, made)
-    return made
+        notify(x, adopted)
+    return adopted
 
 
-def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
+def compare_and_adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     """Turn a plain tensor into a B global tensor, in calls for which no plan is made.
 
     Does what ``adopt`` does, after it has compared the values between ranks for the first tensors
@@ -182,8 +182,8 @@ def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
     Only the first times that ``what``, the name of a call, gets a tensor of this dtype and number
     of dims. If the values differ, every rank raises. Nothing is done for a global ``x``.
     """
-    if x.__class__ is not _class:
-        plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
+    if x.__class__ is not _global_class:
+        plain_values.compare_plain(what, [x], placement, (what, x.dtype, x.ndim))
 
 
 def refuse_other_views(x: Any, what: str) -> None:
@@ -202,9 +202,9 @@ def refuse_other_views(x: Any, what: str) -> None:
             "tensor's pieces: x.to_mirrored()."
         )
     # Until the module is imported no DTensor can exist, so it need not be imported here.
-    loaded = sys.modules.get("torch.distributed.tensor")
+    module = sys.modules.get("torch.distributed.tensor")
     # While another thread imports the module, it may lack the class.
-    if loaded is not None and isinstance(x, getattr(loaded, "DTensor", ())):
+    if module is not None and isinstance(x, getattr(module, "DTensor", ())):
         raise RuntimeError(
             f"{what}: a DTensor is given, {tuple(x.placements)} on {x.device_mesh}, and of the "
             "two kinds neither knows the other. Convert it first: "
@@ -264,8 +264,8 @@ def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec,
     def spec_of(_: int, x: torch.Tensor) -> TensorSpec:
         return TensorSpec.of(placement, everywhere, plain(x).shape, x.dtype)
 
-    out, found = attach_each(out, spec_of)
-    return out, tuple(found)
+    out, specs = attach_each(out, spec_of)
+    return out, tuple(specs)
 
 
 def attach_each(
@@ -278,19 +278,19 @@ def attach_each(
     one row is expanded to the one row of this rank, the operand keeps its spec, and the result is
     an alias.
     """
-    found: list[TensorSpec] = []
+    specs: list[TensorSpec] = []
     position = 0
 
-    def typed(x: Any) -> Any:
+    def attach_one(x: Any) -> Any:
         nonlocal position
         spec = spec_of(position, x)
         position += 1
         if x.__class__ is not _Tensor and x._spec is spec:
             return x
-        found.append(spec)
+        specs.append(spec)
         return attach(x if x.__class__ is _Tensor else plain(x), spec)
 
-    return map_tensors(out, typed), found
+    return map_tensors(out, attach_one), specs
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:
@@ -302,7 +302,7 @@ def check_partial(what: str, spec: TensorSpec) -> None:
         ValueError: the spec has P and its dtype cannot be summed (bool), or it has P(max) or P(min)
             and its dtype has no order (complex).
     """
-    if fault := misfit(spec):
+    if fault := invalid_dtype_reason(spec):
         raise ValueError(
             f"{what}: {spec}: {fault}. Use S or B, or another dtype such as torch.int64."
         )

@@ -39,12 +39,12 @@ _EVERY_RANK = ", and every rank raises it."
 
 # Methods of a transport before which ranks need not exchange errors: they wait for no other rank,
 # or (gather_notes) are the exchange itself.
-_ASKS_NOBODY = frozenset("shares link hosts_of bytes_by_messages abandon gather_notes".split())
+_WAITS_FOR_NONE = frozenset("shares link hosts_of bytes_by_messages abandon gather_notes".split())
 _ON_AGREEMENT = callbacks("on_agreement")
 
 
-def on_all(
-    ranks: Ranks, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
+def run_with_shared_errors(
+    ranks: Ranks, compute: Callable[[], T], has_exchanged: Callable[[], bool] = lambda: False
 ) -> T:
     """Return ``compute()``, and raise the error on all ``ranks`` if it raises on one of them.
 
@@ -54,32 +54,32 @@ def on_all(
     Args:
         ranks: ranks that all call this.
         compute: the function to run; it may not communicate.
-        is_told: returns whether the ranks have exchanged their errors already, so that nothing is
-            left to send.
+        has_exchanged: returns whether the ranks have exchanged their errors already, so that
+            nothing is left to send.
 
     Raises:
         Exception: on all ``ranks``, the error of the first one of them on which ``compute`` raised.
     """
     error, out = None, None
-    begin(ranks)
+    begin_agreement(ranks)
     try:
         out = compute()
     except Exception as raised:
         error = raised
     finally:
         # Also for a BaseException, which is not sent to other ranks.
-        if not is_told():
-            end(ranks)
+        if not has_exchanged():
+            end_agreement(ranks)
     try:
-        if error is not None or not is_told():
-            tell(error, ranks)
+        if error is not None or not has_exchanged():
+            exchange_errors(error, ranks)
     finally:
         error = None  # breaks a reference cycle: the traceback of the error holds this frame
     return out  # type: ignore[return-value]
 
 
-def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
-    """Do what ``on_all`` does for a ``compute`` that may communicate: an op that runs by a form.
+def run_form_with_shared_errors(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
+    """Do what ``run_with_shared_errors`` does for a ``compute`` that may communicate: a form.
 
     The ranks exchange errors before the first communication too, since no rank may wait in it for
     one that has raised. ``raises_first`` promises that ``compute`` raises nothing once it has begun
@@ -87,14 +87,16 @@ def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -
     """
     guard = _Guard(current(), ranks, raises_first)
 
-    def guarded() -> T:
+    def compute_guarded() -> T:
         with use(guard):
             return compute()
 
     try:
-        return on_all(ranks, guarded, lambda: guard.is_last and guard.met)
-    except _Told as told:
-        raise told.error from told.__cause__
+        return run_with_shared_errors(
+            ranks, compute_guarded, lambda: guard.is_last and guard.has_exchanged
+        )
+    except _SharedError as shared:
+        raise shared.error from shared.__cause__
 
 
 @lru_cache(1 << 10)
@@ -111,19 +113,19 @@ def all_ranks() -> Ranks:
     return tuple(range(current().size))
 
 
-def tell(error: Exception | None, ranks: Ranks) -> None:
+def exchange_errors(error: Exception | None, ranks: Ranks) -> None:
     """Exchange errors between ``ranks`` and raise the first one on all of them; a collective.
 
-    ``error`` is this rank's error, or None if it has none to tell.
+    ``error`` is this rank's error, or None if it has none.
 
     Raises:
         Exception: the first error in the order of ``ranks``.
     """
-    notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
-    heed(notes, ranks, error)
+    notes = current().gather_notes(b"" if error is None else serialize_error(error), ranks)
+    raise_first_error(notes, ranks, error)
 
 
-def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
+def raise_first_error(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
     """Raise the first error among ``notes``, messages received from ``ranks`` in their order.
 
     A note b"" means no error. ``error``, this rank's own error, becomes the cause of the raised
@@ -131,17 +133,17 @@ def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> No
     """
     for rank, note in zip(ranks, notes, strict=True):
         if note:
-            told = error_of(note, told_by(rank))
-            raised_together(str(told))
-            raise told from error
+            rank_error = deserialize_error(note, error_origin_text(rank))
+            raised_together(str(rank_error))
+            raise rank_error from error
 
 
-def told_by(rank: int) -> str:
+def error_origin_text(rank: int) -> str:
     """Return the text that is added to the message of ``rank``'s error when all ranks raise it."""
     return f"\n  Rank {rank} met this in its part of the values{_EVERY_RANK}"
 
 
-def note_of(error: Exception) -> bytes:
+def serialize_error(error: Exception) -> bytes:
     """Serialize the class and the text of an error, to send it to other ranks."""
     kind, text = type(error), str(error)
     try:
@@ -150,8 +152,8 @@ def note_of(error: Exception) -> bytes:
         return pickle.dumps((RuntimeError, f"{kind.__name__}: {text}"))
 
 
-def error_of(note: bytes, more: str = "") -> Exception:
-    """Return the error that another rank serialized by ``note_of``.
+def deserialize_error(note: bytes, more: str = "") -> Exception:
+    """Return the error that another rank serialized by ``serialize_error``.
 
     ``more`` is appended to its text, unless the error was exchanged before. If its class cannot be
     created from a text, it is a ``RuntimeError`` with the name of the class.
@@ -165,7 +167,7 @@ def error_of(note: bytes, more: str = "") -> Exception:
         return RuntimeError(f"{kind.__name__}: {text}")
 
 
-def begin(ranks: Ranks) -> None:
+def begin_agreement(ranks: Ranks) -> None:
     """Notify tracers that the code that follows ends with an exchange of errors between ``ranks``.
 
     A tracer that records a program also records this exchange.
@@ -174,8 +176,8 @@ def begin(ranks: Ranks) -> None:
         notify(ranks, True)
 
 
-def end(ranks: Ranks) -> None:
-    """Notify tracers that the code since ``begin`` has run.
+def end_agreement(ranks: Ranks) -> None:
+    """Notify tracers that the code since ``begin_agreement`` has run.
 
     Also called as soon as errors have been exchanged, if nothing after that can raise.
     """
@@ -183,10 +185,11 @@ def end(ranks: Ranks) -> None:
         notify(ranks, False)
 
 
-class _Told(BaseException):
+class _SharedError(BaseException):
     """Takes an error out of ``compute`` that has been sent to all ranks, so it is not sent again.
 
-    The class is no ``Exception``, so ``on_all`` does not catch it; ``on_all_by_form`` unwraps it.
+    The class is no ``Exception``, so ``run_with_shared_errors`` does not catch it;
+    ``run_form_with_shared_errors`` unwraps it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -203,36 +206,36 @@ class _Guard(Wrapper):
 
     def __init__(self, inner: Transport, ranks: Ranks, is_last: bool) -> None:
         super().__init__(inner)
-        self.ranks, self.is_last, self.met = ranks, is_last, False
+        self.ranks, self.is_last, self.has_exchanged = ranks, is_last, False
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        if self.met:
+        if self.has_exchanged:
             return self.inner.all_reduce(x, ranks, op)
-        self.met = True
+        self.has_exchanged = True
         notes, total = self.inner.all_reduce_with_notes(x, ranks, self.ranks, op)
-        self._heed(notes)
+        self._raise_first_error(notes)
         assert total is not None
         return total
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in _ASKS_NOBODY:
-            self._meet()
+        if name not in _WAITS_FOR_NONE:
+            self._exchange_errors()
         return super().pass_on(name, *args, **kwargs)
 
     def as_one(self, run: Any, xs: Any, ranks: Ranks) -> Any:
-        self._meet()
+        self._exchange_errors()
         return self.inner.as_one(run, xs, ranks)
 
-    def _meet(self) -> None:
-        if self.met:
+    def _exchange_errors(self) -> None:
+        if self.has_exchanged:
             return
-        self.met = True
-        self._heed(self.inner.gather_notes(b"", self.ranks))
+        self.has_exchanged = True
+        self._raise_first_error(self.inner.gather_notes(b"", self.ranks))
 
-    def _heed(self, notes: list[bytes]) -> None:
+    def _raise_first_error(self, notes: list[bytes]) -> None:
         if self.is_last:
-            end(self.ranks)
+            end_agreement(self.ranks)
         try:
-            heed(notes, self.ranks)
+            raise_first_error(notes, self.ranks)
         except Exception as error:
-            raise _Told(error) from error.__cause__
+            raise _SharedError(error) from error.__cause__

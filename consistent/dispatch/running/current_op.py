@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from mirrored.transports.faults.place import is_users
+from mirrored.transports.faults.place import is_user_frame
 
 from ...spec import TensorSpec
 from ..plans.plan import Plan
@@ -25,12 +25,12 @@ def current_op(frames: Sequence[FrameType]) -> str:
     op = boxing = ""
     for frame in frames:
         # Frames further out belong to the program, which may itself be called by an op.
-        if is_users(frame):
+        if is_user_frame(frame):
             break
         if not frame.f_globals.get("__name__", "").startswith("consistent."):
             continue
         names = frame.f_locals
-        boxing, plan = boxing or _boxing(names), names.get("self")
+        boxing, plan = boxing or _boxing_text(names), names.get("self")
         # A compiled step communicates on behalf of the line of the program that was recorded.
         if isinstance(names.get("recorded_at"), str):
             op = f"for {names['recorded_at']}"
@@ -42,7 +42,7 @@ def current_op(frames: Sequence[FrameType]) -> str:
     return ", ".join(filter(None, (op, boxing)))
 
 
-def _boxing(names: Mapping[str, Any]) -> str:
+def _boxing_text(names: Mapping[str, Any]) -> str:
     """Return ``src -> dst`` for the boxing in a stack frame, or "" if the frame is not of a boxing.
 
     ``names`` are the local variables of the frame. Of several boxings the first is shown.
@@ -50,14 +50,14 @@ def _boxing(names: Mapping[str, Any]) -> str:
     routes = names.get("routes")
     if isinstance(routes, Sequence) and routes:
         more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
-        return _route(*routes[0]) + more
+        return _route_text(*routes[0]) + more
     src, dst = names.get("src"), names.get("dst")
     if isinstance(src, TensorSpec) and isinstance(dst, TensorSpec):
-        return _route(src, dst)
+        return _route_text(src, dst)
     return ""
 
 
-def _route(src: TensorSpec, dst: TensorSpec) -> str:
+def _route_text(src: TensorSpec, dst: TensorSpec) -> str:
     """Return the text ``src -> dst``; shape, dtype and placement occur once if both share them."""
     if src.placement != dst.placement:
         return f"{src} -> {dst}"

@@ -18,14 +18,14 @@ import torch
 from ..plans.shards import plain
 
 
-def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_for_empty_shards(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, wrapped if needed to record the same autograd graph on an empty shard.
 
     ``name`` is the op that it computes. Only batch norm and ``scaled_dot_product_attention`` are
     wrapped.
     """
-    special = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
-    return function if special is None else partial(special, function)
+    wrapper = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
+    return function if wrapper is None else partial(wrapper, function)
 
 
 def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -57,20 +57,22 @@ def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch
     For an empty batch torch returns zeros that do not depend on the mask, so the mask would get no
     gradient on this rank. The row is dropped from the result.
     """
-    given = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
-    mask, sizes = given.get("attn_mask"), torch.Tensor.size(given["query"])[:-2]
-    learned = isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
-    if all(sizes) or not learned:
+    arguments = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
+    mask, sizes = arguments.get("attn_mask"), torch.Tensor.size(arguments["query"])[:-2]
+    mask_needs_grad = (
+        isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
+    )
+    if all(sizes) or not mask_needs_grad:
         return function(*args, **kwargs)
-    rest = [_with_a_row(x) if isinstance(x, torch.Tensor) else x for x in args]
-    named = {n: _with_a_row(x) if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
+    rest = [_pad_empty_dims(x) if isinstance(x, torch.Tensor) else x for x in args]
+    named = {n: _pad_empty_dims(x) if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
     out = function(*rest, **named)
     for dim, size in enumerate(sizes):
         out = out.narrow(dim, 0, size)
     return out
 
 
-def _with_a_row(x: torch.Tensor) -> torch.Tensor:
+def _pad_empty_dims(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` padded with zeros to one item in each batch or head dim that is empty."""
     x = plain(x)
     for dim in range(x.dim() - 2):

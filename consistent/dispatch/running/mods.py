@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ...spec import B, Placement
 from ..plans.shards import adopt, compare, is_global, plain, rebox
 
-_NAME = "flex_attention"
+_OP_NAME = "flex_attention"
 _getitem = torch.Tensor.__getitem__
 _is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 Places = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -37,7 +37,7 @@ class Mods:
         self._score, self._block_mask = score_mod, block_mask
         self._mask = None if block_mask is None else block_mask.mask_mod
         self._placement = placement
-        self._read = _Reads(placement)
+        self._reads = _Reads(placement)
         self._blocks: Tensor | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -52,37 +52,37 @@ class Mods:
     def clear(self) -> None:
         """Drop the functions and the tensors that they read, so that no plan keeps them alive."""
         self._score = self._mask = self._block_mask = self._blocks = None
-        self._read = _Reads(self._placement)
+        self._reads = _Reads(self._placement)
 
-    def find(self, device: torch.device, dtype: torch.dtype) -> None:
+    def find_tensors(self, device: torch.device, dtype: torch.dtype) -> None:
         """Call the functions once, on index 0, to find what tensors they read. A collective."""
         if self._block_mask is not None:
             for x in (self._block_mask.kv_num_blocks, self._block_mask.kv_indices):
                 compare(x, self._placement, "the block mask of flex_attention")
-        at = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
+        places = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
         score = torch.zeros((), dtype=dtype, device=device)
         # The arguments of the functions are not tensors that they read on their own.
-        self._read.made += [*at, score]
-        with self._read:
+        self._reads.own_tensors += [*places, score]
+        with self._reads:
             if self._score is not None:
-                self._score(score, *at)
+                self._score(score, *places)
             if self._mask is not None:
-                self._mask(*at)
-        self._read.finds = False
+                self._mask(*places)
+        self._reads.is_first_call = False
 
     # -- for the form ------------------------------------------------------------------------------
 
     @property
-    def learned(self) -> list[Tensor]:
+    def tensors_with_grad(self) -> list[Tensor]:
         """The tensors that the functions read and that require grad."""
-        return [x for _, x in self._read.known.values() if x.requires_grad]
+        return [x for _, x in self._reads.replacements.values() if x.requires_grad]
 
     @property
     def block_size(self) -> tuple[int, int]:
         """(query rows, keys) that one block of the block mask covers."""
         return (1, 1) if self._block_mask is None else self._block_mask.BLOCK_SIZE
 
-    def seen_blocks(self) -> Tensor | None:
+    def attended_blocks(self) -> Tensor | None:
         """Return a matrix on the CPU: whether any row of block i attends to any key of block j.
 
         The form skips the keys that no row attends to. Returns None if there is no mask, or a
@@ -102,21 +102,21 @@ class Mods:
         """
         if self._score is None:
             return scores
-        with self._read:
-            return _over_places(self._score, (0,))(scores, *at)
+        with self._reads:
+            return _vmap_over_places(self._score, (0,))(scores, *at)
 
-    def sees(self, at: Places) -> Tensor | None:
+    def mask(self, at: Places) -> Tensor | None:
         """Return the mask, by ``mask_mod``, of which row may attend to which key.
 
         ``at`` are as in ``scores``. Returns None if every row may attend to every key.
         """
         if self._mask is None:
             return None
-        with self._read:
-            return _over_places(self._mask, ())(*at)
+        with self._reads:
+            return _vmap_over_places(self._mask, ())(*at)
 
 
-def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
+def _vmap_over_places(function: Callable, first: tuple[int, ...]) -> Callable:
     """Vectorize a mod, which takes single indices, over batches, heads, rows and keys.
 
     ``first`` are the ``in_dims`` of its arguments before the indices: ``(0,)`` for the score of a
@@ -129,7 +129,7 @@ def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
     return function
 
 
-class Wholes(TorchFunctionMode):
+class ReadWholeValues(TorchFunctionMode):
     """Mode in which ops read the whole value of each global tensor, as a plain tensor.
 
     Entered while user functions run that compute with plain tensors and may reach global ones.
@@ -137,96 +137,100 @@ class Wholes(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, its replacement)
+        self.replacements: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # id -> (the tensor, its replacement)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        args = tuple(map(self._taken, args))
-        kwargs = {key: self._taken(x) for key, x in (kwargs or {}).items()}
-        if func is _getitem and _by_tensors(args[1]):
+        args = tuple(map(self._replace_globals, args))
+        kwargs = {key: self._replace_globals(x) for key, x in (kwargs or {}).items()}
+        if func is _getitem and _is_tensor_index(args[1]):
             # Under vmap, Tensor.__getitem__ would read an index tensor's value as a number.
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             return torch.ops.aten.index(args[0], index)
         return func(*args, **kwargs)
 
-    def _taken(self, x: Any) -> Any:
+    def _replace_globals(self, x: Any) -> Any:
         if isinstance(x, tuple | list):
-            return type(x)(map(self._taken, x)) if type(x) in (tuple, list) else x
+            return type(x)(map(self._replace_globals, x)) if type(x) in (tuple, list) else x
         if not isinstance(x, Tensor):
             return x
-        known = self.known.get(id(x))
-        if known is not None:
-            return known[1]
-        return self._enter(x) if self._is_read(x) else x
+        entry = self.replacements.get(id(x))
+        if entry is not None:
+            return entry[1]
+        return self._read_whole(x) if self._is_read(x) else x
 
     def _is_read(self, x: Tensor) -> bool:
         return is_global(x)
 
-    def _enter(self, x: Any) -> Tensor:
+    def _read_whole(self, x: Any) -> Tensor:
         # Holding ``x`` keeps its id from being reused.
-        self.known[id(x)] = x, plain(_whole(x))
-        return self.known[id(x)][1]
+        self.replacements[id(x)] = x, plain(_box_to_broadcast(x))
+        return self.replacements[id(x)][1]
 
 
-class _Reads(Wholes):
+class _Reads(ReadWholeValues):
     """Mode that replaces each tensor that the mods read by a plain tensor with all of its values.
 
-    While ``finds`` is set, during the first call, plain tensors that they read are noted, too. Once
-    it is cleared, reading a global tensor that was not read before raises.
+    While ``is_first_call`` is set, plain tensors that they read are noted, too. Once it is cleared,
+    reading a global tensor that was not read before raises.
     """
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
         self._placement = placement
-        self.finds = True
-        self.made: list[Tensor] = []  # tensors that the functions made, or got, in the first call
+        self.is_first_call = True
+        # Tensors that the functions made, or got, in the first call.
+        self.own_tensors: list[Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
-        if self.finds:
-            self.made += [x for x in _each(out) if isinstance(x, Tensor)]
+        if self.is_first_call:
+            self.own_tensors += [x for x in _as_tuple(out) if isinstance(x, Tensor)]
         return out
 
     def _is_read(self, x: Tensor) -> bool:
         # A tensor that the functions did not make themselves was read from outside.
-        return is_global(x) or self.finds and not any(x is y for y in self.made)
+        return is_global(x) or self.is_first_call and not any(x is y for y in self.own_tensors)
 
-    def _enter(self, x: Any) -> Tensor:
-        if not self.finds:
+    def _read_whole(self, x: Any) -> Tensor:
+        if not self.is_first_call:
             raise RuntimeError(
-                f"{_NAME}: score_mod or mask_mod reads a global tensor, {x._spec}, that it did not "
+                f"{_OP_NAME}: score_mod or mask_mod reads a global tensor, {x._spec}, "
+                "that it did not "
                 "read when it was called for place 0. Read all tensors in each call."
             )
         if _is_wrapped(x):
             return x
         if not is_global(x):
-            compare(x, self._placement, _NAME)
-            x_global = adopt(x, self._placement, _NAME) if x.requires_grad else None
+            compare(x, self._placement, _OP_NAME)
+            x_global = adopt(x, self._placement, _OP_NAME) if x.requires_grad else None
         elif x._spec.placement != self._placement:
             raise RuntimeError(
-                f"{_NAME}: score_mod or mask_mod reads {x._spec}, and the query is on "
+                f"{_OP_NAME}: score_mod or mask_mod reads {x._spec}, and the query is on "
                 f"{self._placement}. Move it first: x.to_global(placement=q.placement)."
             )
         else:
-            x_global = _whole(x)
+            x_global = _box_to_broadcast(x)
         local = x if x_global is None else plain(x_global)
-        self.known[id(x)] = x, local
-        self.made.append(local)
+        self.replacements[id(x)] = x, local
+        self.own_tensors.append(local)
         return local
 
 
-def _whole(x: Any) -> Any:
-    whole = (B,) * x._spec.placement.ndim
-    return x if x._spec.sbp == whole else rebox(x, x._spec.with_sbp(whole), _NAME)
+def _box_to_broadcast(x: Any) -> Any:
+    sbp = (B,) * x._spec.placement.ndim
+    return x if x._spec.sbp == sbp else rebox(x, x._spec.with_sbp(sbp), _OP_NAME)
 
 
-def _by_tensors(index: Any) -> bool:
-    given = index if isinstance(index, tuple) else (index,)
-    return all(isinstance(x, Tensor) and x.dtype is not torch.bool for x in given)
+def _is_tensor_index(index: Any) -> bool:
+    items = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(x, Tensor) and x.dtype is not torch.bool for x in items)
 
 
-def _each(out: Any) -> Any:
+def _as_tuple(out: Any) -> Any:
     return out if isinstance(out, tuple | list) else (out,)

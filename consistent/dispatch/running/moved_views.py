@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import gathered
-from mirrored.transports.base.unseen import unseen
+from mirrored.every_rank import gather_from_ranks
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
@@ -23,7 +23,7 @@ from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff, attach, plain
 from . import writes
 from .agreed import all_ranks
-from .refused_gradients import Refused
+from .refused_gradients import RaiseInBackward
 from .views import on_one_device, strides_decide
 
 _BEFORE_READ = callbacks("before_read")
@@ -36,10 +36,11 @@ alive: list[None] = []
 # them raises.
 _NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as broadcast_to unfold real imag".split())
 # Part of torch's error for a view whose gradient it cannot know any more.
-_WRITTEN = "its base or another view of its base has been modified inplace"
-_UNSAFE = frozenset("unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
-# `put` carries integers as float64, which does not represent all values of these dtypes.
-_INEXACT = frozenset((torch.int64, torch.uint64))
+_BASE_WRITTEN = "its base or another view of its base has been modified inplace"
+_UNSAFE_OPS = frozenset("unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
+# `write_into_source` carries integers as float64, which does not represent all values of these
+# dtypes.
+_INEXACT_DTYPES = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
@@ -50,91 +51,97 @@ class MovedView:
     """
 
     __slots__ = (
-        "_doubtful", "_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value",
+        "_arguments", "_index", "_last_source", "_may_be_copy", "_name", "_records_grad", "_run",
+        "_tensors", "_value",
     )  # fmt: skip
 
     def __init__(
         self,
         name: str,
         run: Any,
-        given: tuple[tuple, dict],
+        arguments: tuple[tuple, dict],
         index: int | None,
-        doubtful: bool = False,
+        may_be_copy: bool = False,
     ) -> None:
         """Record the call that made the view.
 
         Args:
             name: name of the op.
-            run: function that takes the view, called with ``given``.
-            given: (args, kwargs) of the call; the first tensor in them is the source.
+            run: function that takes the view, called with ``arguments``.
+            arguments: (args, kwargs) of the call; the first tensor in them is the source.
             index: position of the view in the call's result, or None if it is the result.
-            doubtful: whether the result may be a copy on one device, because strides decide that.
+            may_be_copy: whether the result may be a copy on one device, because strides decide
+                that.
         """
         alive.append(None)  # first: `__del__` runs even if a line below raises
-        self._name, self._run, self._given, self._index = name, run, given, index
-        self._graded, self._value = is_recording(), None
-        self._doubtful = doubtful
+        self._name, self._run, self._arguments, self._index = name, run, arguments, index
+        self._records_grad, self._value = is_recording(), None
+        self._may_be_copy = may_be_copy
         self._tensors: list[Any] = []  # the first is the source
-        collect(given, self._tensors)
-        self._see(*self._source())
+        collect(arguments, self._tensors)
+        self._record_version(*self._refresh_source())
 
     def __del__(self) -> None:
         alive.pop()
         if not alive:
-            writes.forget()
+            writes.clear_counts()
 
-    def fresh(self, x: Any) -> Any:
+    def refresh(self, x: Any) -> Any:
         """Return the value of the view ``x``, taken again if its source was written since.
 
         Taking it again may communicate.
         """
-        source, version = self._source()
-        if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
+        source, write_count = self._refresh_source()
+        if (
+            source is not self._last_source[0] or write_count != self._last_source[1]
+        ) and not self.has_lost_source():
             # Checked only now, because it may communicate.
             if _is_copy(x):
                 return x
-            self._value = self._retaken(source)
-            self._see(source, version)
+            self._value = self._retake_view(source)
+            self._record_version(source, write_count)
         return x if self._value is None else self._value
 
-    def _retaken(self, source: Any) -> Any:
+    def _retake_view(self, source: Any) -> Any:
         """Take the view of ``source`` again, with a gradient if the view before had one.
 
         For one of several views of a base that was written, torch refuses the gradient. Then the
         values can still be read, and the error is raised in backward, as torch does.
         """
         try:
-            with torch.set_grad_enabled(self._graded):
-                return self._taken_from(source)
+            with torch.set_grad_enabled(self._records_grad):
+                return self._view_of(source)
         except RuntimeError as error:
-            if not (self._graded and _WRITTEN in str(error)):
+            if not (self._records_grad and _BASE_WRITTEN in str(error)):
                 raise
             with torch.no_grad():
-                taken = self._taken_from(source)
-            values = plain(taken).detach().requires_grad_()
-            refused = Refused.apply(values, str(error), all_ranks())
-            return attach(refused, taken._spec)
+                view = self._view_of(source)
+            values = plain(view).detach().requires_grad_()
+            values_that_raise = RaiseInBackward.apply(values, str(error), all_ranks())
+            return attach(values_that_raise, view._spec)
 
-    def _see(self, source: Any, version: tuple[int, int]) -> None:
+    def _record_version(self, source: Any, write_count: tuple[int, int]) -> None:
         # Hold the storage: writes are counted by its address, which another could reuse otherwise.
-        self._seen = source, version, writes.memory(source)
+        self._last_source = source, write_count, writes.storage_of(source)
 
-    def is_cut(self) -> bool:
+    def has_lost_source(self) -> bool:
         """Return whether the source has other memory than when the view was taken from it.
 
         This is so after ``source.data = other``. The view then stays as it is, because on one
         device a view keeps the memory that it was taken from.
         """
-        source, _, memory = self._seen
-        now = writes.memory(source)
-        return now is not None and now._cdata != memory._cdata
+        source, _, memory = self._last_source
+        storage = writes.storage_of(source)
+        return storage is not None and storage._cdata != memory._cdata
 
-    def current(self, x: Any) -> Any:
+    def refresh_if_local(self, x: Any) -> Any:
         """Return the up-to-date value of the view ``x``, or None if that needs communication."""
-        source = up_to_date(self._tensors[0])
-        same = source is self._seen[0] and writes.count(source) == self._seen[1]
-        same = same or (source is not None and self.is_cut())
-        return (x if self._value is None else self._value) if same else None
+        source = refresh_if_local(self._tensors[0])
+        is_current = (
+            source is self._last_source[0] and writes.write_count(source) == self._last_source[1]
+        )
+        is_current = is_current or (source is not None and self.has_lost_source())
+        return (x if self._value is None else self._value) if is_current else None
 
     def is_view(self) -> bool:
         """Return whether the result would be a view on one device; a collective, the first time.
@@ -143,34 +150,34 @@ class MovedView:
         use the answer of the rank with the largest shard, because a shard may have too few elements
         to tell.
         """
-        if self._doubtful:
+        if self._may_be_copy:
             placement = self._tensors[0]._spec.placement
             if my_coordinate(placement) is not None:
-                source, made = self._on_one_device()
-                shared = made.untyped_storage()._cdata == source.untyped_storage()._cdata
-                mine = plain(self._tensors[0]).numel(), shared
+                source, view = self._on_one_device()
+                shared = view.untyped_storage()._cdata == source.untyped_storage()._cdata
+                own_answer = plain(self._tensors[0]).numel(), shared
                 ranks = tuple(placement.ranks.ravel().tolist())
-                if not max(gathered(mine, ranks), key=itemgetter(0))[1]:
+                if not max(gather_from_ranks(own_answer, ranks), key=itemgetter(0))[1]:
                     return False
-            self._doubtful = False
+            self._may_be_copy = False
         return True
 
     def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (source, view) as meta tensors with the strides that they have on one device."""
         moved: Any = getattr(self._tensors[0], "_moved_view", None)
-        with unseen(), HookOff():
+        with hidden_from_modes(), HookOff():
             tensors = [on_one_device(x) for x in self._tensors]
             if moved.__class__ is MovedView:
                 tensors[0] = moved._on_one_device()[1]
-            return tensors[0], self._taken(tensors)
+            return tensors[0], self._run_view_op(tensors)
 
-    def takes(self, value: Any) -> bool:
+    def can_write(self, value: Any) -> bool:
         """Return whether a write of ``value`` into this view can be put into the source.
 
         It cannot for views that repeat elements, such as ``expand``, and for int64 and uint64,
-        which ``put`` would round.
+        which ``write_into_source`` would round.
         """
-        return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
+        return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT_DTYPES
 
     def is_ambiguous(self) -> bool:
         """Return whether it is unclear what gradient a write into this view has.
@@ -180,15 +187,15 @@ class MovedView:
         """
         if self._name == "detach" or not (is_recording() and self._tensors[0].requires_grad):
             return False
-        return not self._graded or self._name in _UNSAFE
+        return not self._records_grad or self._name in _UNSAFE_OPS
 
-    def put(self, value: Any) -> None:
+    def write_into_source(self, value: Any) -> None:
         """Write ``value`` into the elements of the source that the view covers; differentiable.
 
         The positions are found by the backward of the view op, which maps a tensor like the view to
         one like the source with each element at its position. It is applied to ``value``.
         """
-        source, tracked = self._source()[0], records((value,))
+        source, tracked = self._refresh_source()[0], records((value,))
         if self._name == "detach":  # e.g. x.data, through which writes have no history
             with torch.no_grad():
                 source.copy_(value)
@@ -199,35 +206,35 @@ class MovedView:
         # The backward pass needs a graph, and inference tensors cannot be part of one.
         with torch.inference_mode(False), torch.enable_grad():
             blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
-            view = self._taken_from(blank)
+            view = self._view_of(blank)
             # The gradient of ones is nonzero at the elements of the source that the view covers.
             (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
             value = value.clone() if writes.is_inference(value) else value
-            (put,) = torch.autograd.grad(
+            (scattered,) = torch.autograd.grad(
                 view, blank, value.to(dtype), create_graph=tracked, retain_graph=True
             )
             if not tracked and has_gradients and not dtype.is_complex and B in value._spec.sbp:
                 # A B value is summed with zeros of other ranks on this way, and 0 + -0 is 0: find
                 # the places of -0.0 by carrying the sign bits, and restore them.
                 signs = torch.signbit(value).to(dtype)
-                (minus,) = torch.autograd.grad(view, blank, signs, retain_graph=True)
-                put = put.masked_fill((put == 0) & (minus != 0), -0.0)
-        source.copy_(torch.where(places != 0, put.to(source.dtype), source))
+                (negative,) = torch.autograd.grad(view, blank, signs, retain_graph=True)
+                scattered = scattered.masked_fill((scattered == 0) & (negative != 0), -0.0)
+        source.copy_(torch.where(places != 0, scattered.to(source.dtype), source))
 
-    def _taken_from(self, source: Any) -> Any:
-        return self._taken([source, *self._tensors[1:]])
+    def _view_of(self, source: Any) -> Any:
+        return self._run_view_op([source, *self._tensors[1:]])
 
-    def _taken(self, tensors: list[Any]) -> Any:
-        args, kwargs = with_tensors(*self._given, tensors)
-        made = self._run(*args, **kwargs)
-        return made if self._index is None else made[self._index]
+    def _run_view_op(self, tensors: list[Any]) -> Any:
+        args, kwargs = with_tensors(*self._arguments, tensors)
+        result = self._run(*args, **kwargs)
+        return result if self._index is None else result[self._index]
 
-    def _source(self) -> tuple[Any, tuple[int, int]]:
-        source = fresh(self._tensors[0])
-        return source, writes.count(source)
+    def _refresh_source(self) -> tuple[Any, tuple[int, int]]:
+        source = refresh(self._tensors[0])
+        return source, writes.write_count(source)
 
 
-def fresh(x: Any) -> Any:
+def refresh(x: Any) -> Any:
     """Return ``x``, brought up to date if it is a moved view whose source was written since.
 
     A moved view is the result of a view op for which boxing copied the data. Called on operands
@@ -236,49 +243,51 @@ def fresh(x: Any) -> Any:
     for notify in _BEFORE_READ:
         notify(x)
     moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
-    return moved.fresh(x) if moved.__class__ is MovedView else x
+    return moved.refresh(x) if moved.__class__ is MovedView else x
 
 
-def up_to_date(x: Any) -> Any:
-    """Return ``fresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
+def refresh_if_local(x: Any) -> Any:
+    """Return ``refresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
 
     For printing, which a rank may do alone.
     """
     moved: Any = getattr(x, "_moved_view", None)
-    return moved.current(x) if moved.__class__ is MovedView else x
+    return moved.refresh_if_local(x) if moved.__class__ is MovedView else x
 
 
-def freshened(args: tuple, kwargs: dict) -> tuple | None:
+def refresh_arguments(args: tuple, kwargs: dict) -> tuple | None:
     """Return (args, kwargs) with moved views brought up to date, or None if all are so already.
 
     The C++ hook calls it before an op, while moved views exist.
     """
-    given: list[Any] = []
-    collect((args, kwargs), given)
-    new = [fresh(x) for x in given]
-    if all(a is b for a, b in zip(new, given, strict=True)):
+    tensors: list[Any] = []
+    collect((args, kwargs), tensors)
+    fresh_tensors = [refresh(x) for x in tensors]
+    if all(a is b for a, b in zip(fresh_tensors, tensors, strict=True)):
         return None
-    return with_tensors(args, kwargs, new)
+    return with_tensors(args, kwargs, fresh_tensors)
 
 
-def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
+def mark_moved_views(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
     """Mark ``out``, the result of a view op for which boxing moved the data, as moved views.
 
     ``out`` is one tensor or several, taken from ``source``; each gets a ``MovedView``. ``plan``,
     ``args`` and ``kwargs`` are those of the call that made it.
     """
-    doubtful = strides_decide(plan, source, out)
+    may_be_copy = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
-    views = [_cut_off(view) for view in (out if several else (out,))]
+    views = [_detach_if_untracked(view) for view in (out if several else (out,))]
     for index, view in enumerate(views):
         if view is source:  # e.g. atleast_1d may return its input
             continue
-        at = index if several else None
-        view._moved_view = MovedView(plan.name, plan.function, (args, kwargs), at, doubtful)
+        position = index if several else None
+        view._moved_view = MovedView(
+            plan.name, plan.function, (args, kwargs), position, may_be_copy
+        )
     return type(out)(views) if several else views[0]
 
 
-def _cut_off(view: Any) -> Any:
+def _detach_if_untracked(view: Any) -> Any:
     """Return the result ``view`` of a view op, detached if autograd is not recording.
 
     A view in a rank's own memory can require the gradient of its base even under ``no_grad``, but a
@@ -296,16 +305,16 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
     """
     if _is_copy(view):
         return plan.function(*args, **kwargs)
-    moved = _writable(view, plan.name)
-    written, given = view.clone(), []
-    collect((args, kwargs), given)
-    args, kwargs = with_tensors(args, kwargs, [written, *given[1:]])
+    moved = _writable_record(view, plan.name)
+    copy, tensors = view.clone(), []
+    collect((args, kwargs), tensors)
+    args, kwargs = with_tensors(args, kwargs, [copy, *tensors[1:]])
     out = plan.function(*args, **kwargs)
-    moved.put(written)
+    moved.write_into_source(copy)
     return None if out is None else view
 
 
-def put(view: Any, value: Any, name: str) -> None:
+def write_into_view(view: Any, value: Any, name: str) -> None:
     """Write ``value`` into ``view``, a moved view, for the op ``name``.
 
     The value ends up in the tensor from which the view was taken.
@@ -313,7 +322,7 @@ def put(view: Any, value: Any, name: str) -> None:
     if _is_copy(view):
         view.copy_(value)
     else:
-        _writable(view, name).put(value)
+        _writable_record(view, name).write_into_source(value)
 
 
 def _is_copy(view: Any) -> bool:
@@ -329,9 +338,9 @@ def _is_copy(view: Any) -> bool:
     return True
 
 
-def _writable(view: Any, name: str) -> MovedView:
+def _writable_record(view: Any, name: str) -> MovedView:
     moved = view._moved_view
-    if moved.__class__ is not MovedView or not moved.takes(view) or moved.is_cut():
+    if moved.__class__ is not MovedView or not moved.can_write(view) or moved.has_lost_source():
         raise moved_view_error(name)
     if moved.is_ambiguous():
         raise RuntimeError(
@@ -358,9 +367,9 @@ def any_moved(args: tuple, kwargs: dict) -> bool:
     A moved view is the result of a view op for which boxing had to copy the data. The list is the
     first argument of the op.
     """
-    given: list[Any] = []
-    collect((*args, *kwargs.values())[:1], given)
-    return any(getattr(x, "_moved_view", False) for x in given)
+    tensors: list[Any] = []
+    collect((*args, *kwargs.values())[:1], tensors)
+    return any(getattr(x, "_moved_view", False) for x in tensors)
 
 
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..plans.plan import RUN, Plan
 from ..plans.shards import HookOff, retype
 from . import moved_views
-from .writes import wrote
+from .writes import count_write
 
 
 class OnLists(Plan):
@@ -28,7 +28,7 @@ class OnLists(Plan):
                 return self.one_by_one(*args, **kwargs)
             moved_views.refuse_moved(self.name, args, kwargs)
             for x in tensors:
-                wrote(x)
+                count_write(x)
         assert self.function is not None
         with HookOff():
             return retype(self.function(*args, **kwargs), self.outs)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from mirrored.transports.default import current
 from ...forms import FORMS, RAISE_FIRST, Shards
 from ...movement import check_mode
 from ...movement.boxed import box
-from ...movement.world import is_apart
+from ...movement.world import is_only_placement_ranks
 from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
@@ -45,13 +45,13 @@ from ..plans.shards import (
     whole_result,
 )
 from . import moved_views
-from .agreed import all_ranks, on_all, on_all_by_form, ranks_of
+from .agreed import all_ranks, ranks_of, run_form_with_shared_errors, run_with_shared_errors
 from .operands import box_operands
-from .outside_ranks import Follow, by_values
-from .refused_gradients import watched
-from .user_code import present, write_into_plain
+from .outside_ranks import Follow, follow_by_values
+from .refused_gradients import watch_backward_errors
+from .user_code import current_user_call, write_into_plain
 from .views import is_view
-from .writes import wrote
+from .writes import count_write
 
 _Tensor = torch.Tensor
 _ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
@@ -60,7 +60,7 @@ _ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
 class OnShards(Plan):
     """Plan that boxes operands to the planned layouts and calls torch's function on the shards.
 
-    The commonest kind. The planner fills in the attributes and then calls ``settle``.
+    The commonest kind. The planner fills in the attributes and then calls ``set_way``.
     """
 
     kind = "run"
@@ -72,7 +72,7 @@ class OnShards(Plan):
         self.function, self.call, self.placement = function, call, placement
         self.inplace = call.inplace
         self.choice: Choice | None = None  # None: every rank computes the whole
-        self.adopt: tuple[int, ...] = ()  # indices of plain tensors, which are taken as B
+        self.adopted: tuple[int, ...] = ()  # indices of plain tensors, which are taken as B
         self.boxes: tuple[tuple[int, Layout], ...] = ()
         self.writes: tuple[int, ...] = ()  # indices of boxed operands that the op writes to
         self.template: tuple[tuple, dict] | None = None  # arguments with sizes of the shard
@@ -81,7 +81,7 @@ class OnShards(Plan):
         self.by_values = False  # a program is recorded, and values decide the result's shapes
         self.may_differ = False  # the op may raise on some ranks and not on others
         self.may_differ_in_backward = False
-        self.tells_world = False  # the op may raise, and ranks outside must be sent the error
+        self.announces_error = False  # the op may raise, and ranks outside must be sent the error
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,7 +94,7 @@ class OnShards(Plan):
 
         The C++ hook may run such a plan itself. Plain tensors are then passed as they are.
         """
-        if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopt):
+        if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopted):
             return False
         return self.template is None or self.sizes is not None
 
@@ -108,12 +108,12 @@ class OnShards(Plan):
         if type(self) is not OnShards or self.outside or self.follow or self.is_whole:
             return False
         writes = self.writes or (self.inplace and any(index == 0 for index, _ in self.boxes))
-        return not (self.adopt or writes or self.template or is_view(self))
+        return not (self.adopted or writes or self.template or is_view(self))
 
-    def settle(self) -> OnShards:
+    def set_way(self) -> OnShards:
         """Set ``way``, how the hook runs this plan. Call this once the other attributes are set."""
-        self.adopts = bool(self.adopt)
-        if not (self.may_differ or self.tells_world or self.may_differ_in_backward):
+        self.adopts = bool(self.adopted)
+        if not (self.may_differ or self.announces_error or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
             self.way = FAST if self.is_one_call else once_boxed
         return self
@@ -123,7 +123,7 @@ class OnShards(Plan):
 
         Returns the list ``tensors``. For the simple plans the C++ hook calls it, not ``run``.
         """
-        check_mode.calling(self.name)
+        check_mode.set_current_op(self.name)
         box_operands(tensors, self.boxes)
         return tensors
 
@@ -133,28 +133,28 @@ class OnShards(Plan):
         first = tensors[0]
         if self._writes_into_plain():
             return write_into_plain(self.function, args, kwargs, tensors)
-        for index in self.adopt:
-            take = promote if self.inplace and index == 0 else adopt
-            tensors[index] = take(tensors[index], self.placement, self.name)
+        for index in self.adopted:
+            convert = promote if self.inplace and index == 0 else adopt
+            tensors[index] = convert(tensors[index], self.placement, self.name)
         if self.inplace and first._moved_view:
             return moved_views.write_through(self, args, kwargs, first)
-        given = list(tensors)
-        specs = [t._spec for t in given]
+        operands = list(tensors)
+        specs = [t._spec for t in operands]
         if self.boxes:
             self.boxed(tensors)
         for index, layout in self.boxes:
             tensors[index] = attach(tensors[index], specs[index].with_layout(layout))
-        out = self._computed(tensors, args, kwargs)
+        out = self._run_wrapped(tensors, args, kwargs)
         for index in self.writes:
-            self._put_back(tensors[index], given[index])
+            self._box_back(tensors[index], operands[index])
         if moved_views.alive:
             for index in (*((0,) if self.inplace else ()), *self.writes):
-                wrote(given[index])
-        out, outs = self._typed(out, specs, first)
-        if self._moves_views(first):
-            out = moved_views.remember(out, self, first, args, kwargs)
+                count_write(operands[index])
+        out, outs = self._attach_specs(out, specs, first)
+        if self._returns_moved_view(first):
+            out = moved_views.mark_moved_views(out, self, first, args, kwargs)
         for notify in _ON_OP_END:
-            notify(self, given, out, specs, outs)
+            notify(self, operands, out, specs, outs)
         return out
 
     def _writes_into_plain(self) -> bool:
@@ -163,17 +163,17 @@ class OnShards(Plan):
         That is so in user code that runs on plain tensors, such as a user's ``autograd.Function``.
         Elsewhere the target becomes global.
         """
-        return self.inplace and 0 in self.adopt and present() is not None
+        return self.inplace and 0 in self.adopted and current_user_call() is not None
 
-    def _put_back(self, written: Any, original: Any) -> None:
-        """Box ``written``, a boxed copy that the op has written to, back into ``original``."""
+    def _box_back(self, copy: Any, original: Any) -> None:
+        """Box ``copy``, a boxed copy that the op has written to, back into ``original``."""
         if original._moved_view:
-            moved_views.put(original, written, self.name)
+            moved_views.write_into_view(original, copy, self.name)
             return
         with torch.no_grad(), HookOff():
-            _Tensor.copy_(original, box(plain(written), written._spec, original._spec))
+            _Tensor.copy_(original, box(plain(copy), copy._spec, original._spec))
 
-    def _computed(self, tensors: list, args: tuple, kwargs: dict) -> Any:
+    def _run_wrapped(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         """Return the plain result of ``compute``, run with all that the plan wraps around it.
 
         That is: exchanging errors between ranks, and following the op on a rank outside the
@@ -186,27 +186,32 @@ class OnShards(Plan):
         compute = partial(self.compute, tensors, args, kwargs)
         may_raise = not (self.name in DIVISIONS and _any_floats(tensors))
         # Rank -1 means that a program is captured, and nothing is sent.
-        world = may_raise and self.tells_world and not is_apart() and current().rank >= 0
+        world = (
+            may_raise
+            and self.announces_error
+            and not is_only_placement_ranks()
+            and current().rank >= 0
+        )
         # Wrappers, from the inside out: the ranks of the placement exchange errors; hooks do so in
         # backward; a rank outside follows. The world exchanges errors outermost, so that the ranks
         # outside take part.
         if may_raise and self.may_differ:
-            compute = self._agreed(compute, world)
+            compute = self._with_agreement(compute, world)
         if self.may_differ_in_backward:
-            compute = partial(watched, self.placement, compute, tensors[0])
+            compute = partial(watch_backward_errors, self.placement, compute, tensors[0])
         if self.by_values:
-            compute = partial(self._by_values, compute, tensors, args, kwargs)
+            compute = partial(self._compute_by_values, compute, tensors, args, kwargs)
         elif self.follow is not None:
             compute = partial(self.follow, compute, tensors)
-        return on_all(all_ranks(), compute) if world else compute()
+        return run_with_shared_errors(all_ranks(), compute) if world else compute()
 
-    def _by_values(
+    def _compute_by_values(
         self, compute: Callable[[], Any], tensors: list, args: tuple, kwargs: dict
     ) -> Any:
         assert self.function is not None
-        return by_values(self.name, (self.function, args, kwargs), compute, tensors)
+        return follow_by_values(self.name, (self.function, args, kwargs), compute, tensors)
 
-    def _agreed(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
+    def _with_agreement(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
         """Return ``compute`` wrapped so that the ranks of the placement exchange errors after it.
 
         ``world`` says that all ranks of the world exchange errors anyway. Then no wrapper is
@@ -215,8 +220,8 @@ class OnShards(Plan):
         """
         ranks, form = ranks_of(self.placement), None if self.choice is None else self.choice.form
         if form is not None:
-            return partial(on_all_by_form, ranks, compute, form in RAISE_FIRST)
-        return compute if world else partial(on_all, ranks, compute)
+            return partial(run_form_with_shared_errors, ranks, compute, form in RAISE_FIRST)
+        return compute if world else partial(run_with_shared_errors, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         """Run torch's function on shards in the planned layouts; return its plain result.
@@ -228,11 +233,11 @@ class OnShards(Plan):
             if self.template is not None:
                 args, kwargs = self.template
                 return self.function(*fill(args, tensors), **fill(kwargs, tensors))
-            if self.adopt or not self.is_one_call:
+            if self.adopted or not self.is_one_call:
                 args, kwargs = with_tensors(args, kwargs, tensors)
             return self.function(*args, **kwargs)
 
-    def _typed(
+    def _attach_specs(
         self, out: Any, specs: Sequence[TensorSpec], first: Any
     ) -> tuple[Any, Sequence[TensorSpec]]:
         """Turn the plain result ``out`` into global tensors; return (result, its specs).
@@ -244,20 +249,20 @@ class OnShards(Plan):
         if self.is_whole:
             return whole_result(out, self.placement)
         if self.any_size:
-            return _typed_by_layout(out, self.outs, specs)
+            return _attach_by_layout(out, self.outs, specs)
         return retype(out, self.outs), self.outs  # type: ignore[arg-type, return-value]
 
-    def _moves_views(self, first: Any) -> bool:
+    def _returns_moved_view(self, first: Any) -> bool:
         """Return whether the result is a copy that would be a view of ``first`` on one device.
 
         It is a copy because boxing moved the data, or ``first`` itself is such a copy.
         """
         if self.inplace or not is_view(self):
             return False
-        return self._moved or getattr(first, "_moved_view", False)
+        return self._boxing_moves_view or getattr(first, "_moved_view", False)
 
     @property
-    def _moved(self) -> bool:
+    def _boxing_moves_view(self) -> bool:
         return bool(self.boxes) if self.is_whole else any(i == 0 for i, _ in self.boxes)
 
     def __repr__(self) -> str:
@@ -289,13 +294,13 @@ class ByForm(OnShards):
         return False
 
     @property
-    def _moved(self) -> bool:
+    def _boxing_moves_view(self) -> bool:
         return True
 
-    def _by_values(
+    def _compute_by_values(
         self, compute: Callable[[], Any], tensors: list, args: tuple, kwargs: dict
     ) -> Any:
-        out = super()._by_values(compute, tensors, args, kwargs)
+        out = super()._compute_by_values(compute, tensors, args, kwargs)
         return (out, [tuple(x.shape) for x in tensors_in(out)]) if self.data_dependent else out
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
@@ -314,11 +319,11 @@ class ByForm(OnShards):
         )
         return FORMS[self.choice.form](local)
 
-    def _typed(
+    def _attach_specs(
         self, out: Any, specs: Sequence[TensorSpec], first: Any
     ) -> tuple[Any, Sequence[TensorSpec]]:
         if self.inplace or not self.data_dependent:
-            return super()._typed(out, specs, first)
+            return super()._attach_specs(out, specs, first)
         out, shapes = out
         outs = tuple(
             TensorSpec.of(self.placement, o.sbp, shape, o.dtype)  # type: ignore[union-attr]
@@ -345,33 +350,33 @@ class InPlaceOnCopy(OnShards):
             notify(self)
         if self._writes_into_plain():
             return write_into_plain(self.function, args, kwargs, tensors)
-        for index in self.adopt:
-            take = promote if index == 0 else adopt
-            tensors[index] = take(tensors[index], self.placement, self.name)
-        target, given = tensors[0], list(tensors)
+        for index in self.adopted:
+            convert = promote if index == 0 else adopt
+            tensors[index] = convert(tensors[index], self.placement, self.name)
+        target, operands = tensors[0], list(tensors)
         if target._moved_view:
             return moved_views.write_through(self, args, kwargs, target)
         spec, whole = target._spec, Layout.whole(self.placement)
-        specs = [t._spec for t in given]
-        copies = [rebox(t, t._spec.with_layout(whole), self.name) for t in given]
+        specs = [t._spec for t in operands]
+        copies = [rebox(t, t._spec.with_layout(whole), self.name) for t in operands]
         copies[0] = attach(plain(copies[0]).clone(), spec.with_layout(whole))
-        out = self._computed(copies, args, kwargs)
+        out = self._run_wrapped(copies, args, kwargs)
         result = plain(copies[0])
         if tuple(result.shape) != tuple(spec.shape):
             raise RuntimeError(
                 f"{self.name}: the result has shape {tuple(result.shape)}, and the tensor it is "
                 f"written into is {spec}. Call the op that returns a new tensor."
             )
-        back = box(result, spec.with_layout(whole), spec)
+        new_shard = box(result, spec.with_layout(whole), spec)
         with HookOff():
-            _Tensor.copy_(target, back)
+            _Tensor.copy_(target, new_shard)
         if moved_views.alive:
-            wrote(target)
+            count_write(target)
         for index in self.writes:
             if index != 0:
-                self._put_back(copies[index], given[index])
+                self._box_back(copies[index], operands[index])
         for notify in _ON_OP_END:
-            notify(self, given, target, specs, (spec,))
+            notify(self, operands, target, specs, (spec,))
         return target if out is not None else None
 
 
@@ -379,7 +384,7 @@ def _any_floats(tensors: Sequence[torch.Tensor]) -> bool:
     return any(t.dtype.is_floating_point for t in tensors)
 
 
-def _typed_by_layout(
+def _attach_by_layout(
     out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
     """Turn the plain results of a plan that serves all sizes into global tensors.
@@ -391,12 +396,12 @@ def _typed_by_layout(
     def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
         rule: OutLayout = outs[min(position, len(outs) - 1)]
         local = plain(x).shape if is_global(x) else x.shape
-        return TensorSpec.laid(rule.layout, _whole_shape(local, rule.sources, operands), x.dtype)
+        return TensorSpec.laid(rule.layout, _logical_shape(local, rule.sources, operands), x.dtype)
 
     return attach_each(out, spec_of)
 
 
-def _whole_shape(
+def _logical_shape(
     local: torch.Size, sources: Sequence[LengthSource], operands: Sequence[TensorSpec]
 ) -> torch.Size:
     """Return the logical shape of an output whose shard has the shape ``local``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...movement.boxed import box, box_several
-from ...movement.several import Route, which_travel
+from ...movement.several import Route, can_overlap
 from ...spec import Layout
 from ...spec.tracer import callbacks
 
@@ -27,35 +27,35 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
     for index, layout in boxes:
         src = tensors[index]._spec
         routes[index] = src, src.with_layout(layout)
-    sent = [
-        index for index, it_travels in zip(routes, which_travel([*routes.values()])) if it_travels
+    sent_indices = [
+        index for index, it_travels in zip(routes, can_overlap([*routes.values()])) if it_travels
     ]
     for index, route in routes.items():
-        if index not in sent:
+        if index not in sent_indices:
             tensors[index] = box(tensors[index], *route)
-    if sent:
-        _box_sent(tensors, {index: routes[index] for index in sent})
+    if sent_indices:
+        _box_together(tensors, {index: routes[index] for index in sent_indices})
 
 
-def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
+def _box_together(tensors: list, routes: dict[int, Route]) -> None:
     """Box the operands whose boxing is one message that travels while this rank computes.
 
     ``routes`` are (source spec, target spec) by index in ``tensors``. Some of the messages may have
     been received in advance, if an earlier op prefetched them.
     """
-    come, go_on = [None] * len(routes), None
+    prefetched, prefetch_next = [None] * len(routes), None
     if _HANDLE_AHEAD:
-        given = [tensors[index] for index in routes]
-        come, go_on = _HANDLE_AHEAD[-1](given, list(routes.values()))
-    arrived = {index: x for index, x in zip(routes, come, strict=True) if x is not None}
-    left = [index for index in routes if index not in arrived]
+        operands = [tensors[index] for index in routes]
+        prefetched, prefetch_next = _HANDLE_AHEAD[-1](operands, list(routes.values()))
+    arrived = {index: x for index, x in zip(routes, prefetched, strict=True) if x is not None}
+    remaining = [index for index in routes if index not in arrived]
     arriving = _HANDLE_ARRIVING[-1] if _HANDLE_ARRIVING else None
-    for positions, there in ((list(arrived), list(arrived.values())), (left, None)):
+    for positions, received in ((list(arrived), list(arrived.values())), (remaining, None)):
         if positions:
-            given, along = [tensors[i] for i in positions], [routes[i] for i in positions]
-            made = box_several(given, along, there, arriving)
-            for i, x in zip(positions, made, strict=True):
+            operands, group_routes = [tensors[i] for i in positions], [routes[i] for i in positions]
+            boxed = box_several(operands, group_routes, received, arriving)
+            for i, x in zip(positions, boxed, strict=True):
                 tensors[i] = x
     # Prefetch for the next op only after the operands of this one were sent for.
-    if go_on is not None:
-        go_on()
+    if prefetch_next is not None:
+        prefetch_next()

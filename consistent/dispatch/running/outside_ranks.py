@@ -10,7 +10,7 @@ Mostly they run the op too, on ``meta`` tensors. Three kinds of ops need more:
   gradients of the right shapes replaces the op's node.
 
 A process that records a program follows it in the same way, but receives no announcement: there a
-recorder gives the shapes, if it knows the values that decide them (``by_values``).
+recorder gives the shapes, if it knows the values that decide them (``follow_by_values``).
 
 A ``Follow`` is a function that a plan calls in place of just computing. Its arguments are the
 function that computes the op, and the operands.
@@ -24,16 +24,16 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ...movement.grad_mode import records, tracks
-from ...movement.sparse_parts import Meta
-from ...movement.world import is_apart
+from ...movement.sparse_parts import MemoryLayout
+from ...movement.world import is_only_placement_ranks
 from ...spec import TensorSpec
 from ...spec.tracer import callbacks
 from ..plans.shards import plain
-from .agreed import error_of, note_of
+from .agreed import deserialize_error, serialize_error
 
 Compute = Callable[[], Any]
 Tensors = Sequence[torch.Tensor]
@@ -52,10 +52,10 @@ class TensorMeta:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
-    layout: Meta = Meta()
+    layout: MemoryLayout = MemoryLayout()
 
 
-def announced(first_rank: int, outside: bool) -> Follow:
+def announce_result(first_rank: int, outside: bool) -> Follow:
     """Return a ``Follow`` by which the placement's first rank sends the result to ranks outside.
 
     Tensors are sent as ``TensorMeta``, without values. The ``Follow`` is a collective of all ranks
@@ -64,7 +64,9 @@ def announced(first_rank: int, outside: bool) -> Follow:
     """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
-        if is_apart():  # ranks outside do not follow this op, so nothing is sent to them
+        if (
+            is_only_placement_ranks()
+        ):  # ranks outside do not follow this op, so nothing is sent to them
             return compute()
         transport = current()
         out, note, error = None, None, None
@@ -73,19 +75,19 @@ def announced(first_rank: int, outside: bool) -> Follow:
         except Exception as raised:  # either all ranks of the placement raise it, or none does
             error = raised
         if transport.rank == first_rank and error is None:
-            note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
-        told = note, b"" if error is None else note_of(error)
-        note, fault = gathered(told)[first_rank]
+            note = map_values(out, torch.Tensor, lambda x: _tensor_meta(x, x.requires_grad))
+        message = note, b"" if error is None else serialize_error(error)
+        note, error_note = gather_from_ranks(message)[first_rank]
         if error is not None:
             raise error
-        if fault:
-            raise error_of(fault)
-        return _stand_in(note, tensors) if outside else out
+        if error_note:
+            raise deserialize_error(error_note)
+        return _meta_results(note, tensors) if outside else out
 
     return follow
 
 
-def by_values(
+def follow_by_values(
     name: str, call: tuple[Callable[..., Any], tuple, dict], compute: Compute, tensors: Tensors
 ) -> Any:
     """Follow an op whose result's shape depends on values, while a program is recorded.
@@ -97,16 +99,16 @@ def by_values(
     Raises:
         RuntimeError: no recorder knows the values that decide the shapes of the result.
     """
-    graded = records(tensors)
+    needs_grad = records(tensors)
     for shapes_of in reversed(_SHAPES_OF):
-        known = shapes_of(*call)
-        if known is not None:
+        outputs = shapes_of(*call)
+        if outputs is not None:
             meta = map_values(
-                known, torch.Tensor, lambda x: _meta_of(x, graded and _has_gradients(x))
+                outputs, torch.Tensor, lambda x: _tensor_meta(x, needs_grad and _has_gradients(x))
             )
-            return _stand_in(meta, tensors)
+            return _meta_results(meta, tensors)
     try:
-        return on_meta(compute, tensors)
+        return run_on_meta(compute, tensors)
     except Exception as error:
         if not isinstance(error, NotImplementedError) and "meta" not in str(error):
             raise  # the op refuses the call, whatever the values are
@@ -115,14 +117,14 @@ def by_values(
         ) from error
 
 
-def on_meta(compute: Compute, tensors: Tensors) -> Any:
+def run_on_meta(compute: Compute, tensors: Tensors) -> Any:
     """Run the op on meta tensors, and return plain results; a ``Follow``."""
     # Torch may save what an op returns for its backward. If that were global, meta kernels written
     # in Python would read its logical shape.
     return map_values(compute(), torch.Tensor, plain)
 
 
-def written_on_meta(compute: Compute, tensors: Tensors) -> Any:
+def write_on_meta(compute: Compute, tensors: Tensors) -> Any:
     """Follow an op that only writes to its first operand, mostly without running it; a ``Follow``.
 
     A meta tensor has no values to write, so without gradients it is enough to increment the version
@@ -138,31 +140,35 @@ def written_on_meta(compute: Compute, tensors: Tensors) -> Any:
         or any(x.ndim and x.shape != target.shape for x in others)
         or any(x is not target and _is_alias_of(x, target) for x in others)
     ):
-        return on_meta(compute, tensors)
+        return run_on_meta(compute, tensors)
     torch.autograd.graph.increment_version(target)
     return target
 
 
-def with_node(compute: Compute, tensors: Tensors) -> Any:
+def run_with_stand_in_node(compute: Compute, tensors: Tensors) -> Any:
     """Run the op on meta tensors, with an autograd node that replaces the op's own.
 
     Used if the backward of the op's own node would need values. The replacement passes on meta
     gradients of the right shapes.
     """
     if not records(tensors):
-        return on_meta(compute, tensors)
+        return run_on_meta(compute, tensors)
     with torch.no_grad():
         out = compute()
-    outcome = map_values(out, torch.Tensor, lambda x: _meta_of(x, _has_gradients(x)))
-    return _stand_in(outcome, tensors)
+    outcome = map_values(out, torch.Tensor, lambda x: _tensor_meta(x, _has_gradients(x)))
+    return _meta_results(outcome, tensors)
 
 
-def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
-    """Do what ``with_node`` does, for an op that writes to its first operand; a ``Follow``."""
-    return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
+def write_with_stand_in_node(compute: Compute, tensors: Tensors) -> Any:
+    """Do what ``run_with_stand_in_node`` does, for an op that writes to its first operand."""
+    return (
+        record_stand_in_node(compute, tensors)
+        if records(tensors)
+        else run_on_meta(compute, tensors)
+    )
 
 
-def in_place(compute: Compute, tensors: Tensors) -> Any:
+def record_stand_in_node(compute: Compute, tensors: Tensors) -> Any:
     """Record only the autograd node of an op that writes to its first operand; a ``Follow``.
 
     Nothing is computed. The node lets gradients reach all operands, as the op's own does.
@@ -170,36 +176,40 @@ def in_place(compute: Compute, tensors: Tensors) -> Any:
     target = tensors[0]
     if target.layout is not torch.strided:
         return target  # torch records no writes into sparse tensors
-    wanted = TensorMeta(tuple(target.shape), target.dtype, records(tensors))
-    (written,) = _stand_in((wanted,), tensors)
+    meta = TensorMeta(tuple(target.shape), target.dtype, records(tensors))
+    (stand_in,) = _meta_results((meta,), tensors)
     # `copy_` records a node through which gradients reach all operands, as for the op itself.
-    return torch.Tensor.copy_(target, written)
+    return torch.Tensor.copy_(target, stand_in)
 
 
-def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]) -> Follow:
+def make_planned_outputs(
+    name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]
+) -> Follow:
     """Return a ``Follow`` that makes meta tensors with the specs ``outs`` and computes nothing.
 
     Used for ops without a meta kernel whose rule gives the outputs. ``differentiable`` says which
     outputs may require grad. The outputs are packed as torch's op ``name`` packs its results.
     """
     metas = [
-        TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)
-        for spec, asked in zip(outs, differentiable, strict=True)
+        TensorMeta(
+            spec.local_shape(None), spec.dtype, is_differentiable and spec.dtype.is_floating_point
+        )
+        for spec, is_differentiable in zip(outs, differentiable, strict=True)
     ]
-    named = getattr(torch.return_types, name, tuple)
-    made = metas[0] if len(metas) == 1 else named(metas)
-    return lambda compute, tensors: _stand_in(made, tensors)
+    pack = getattr(torch.return_types, name, tuple)
+    outcome = metas[0] if len(metas) == 1 else pack(metas)
+    return lambda compute, tensors: _meta_results(outcome, tensors)
 
 
-def _stand_in(outcome: Any, tensors: Tensors) -> Any:
+def _meta_results(outcome: Any, tensors: Tensors) -> Any:
     """Return ``outcome`` with each ``TensorMeta`` replaced by a meta tensor of that description.
 
     In the autograd graph the meta tensors depend on ``tensors``, the operands of the op.
     """
     metas: list[TensorMeta] = []
     map_values(outcome, TensorMeta, metas.append)
-    made = iter(_StandIn.apply(tuple(metas), *map(plain, tensors)) if metas else ())
-    return map_values(outcome, TensorMeta, lambda _: next(made))
+    stand_ins = iter(_StandIn.apply(tuple(metas), *map(plain, tensors)) if metas else ())
+    return map_values(outcome, TensorMeta, lambda _: next(stand_ins))
 
 
 class _StandIn(torch.autograd.Function):
@@ -210,22 +220,24 @@ class _StandIn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:
-        ctx.inputs = tuple(_meta_of(x, _has_gradients(x)) for x in tensors)
-        made = tuple(m.layout.empty(m.shape, m.dtype) for m in metas)
-        fixed = (x for x, m in zip(made, metas, strict=True) if not m.requires_grad)
+        ctx.inputs = tuple(_tensor_meta(x, _has_gradients(x)) for x in tensors)
+        results = tuple(m.layout.empty(m.shape, m.dtype) for m in metas)
+        fixed = (x for x, m in zip(results, metas, strict=True) if not m.requires_grad)
         ctx.mark_non_differentiable(*fixed)
-        return made
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         # Through the same Function, so that backward can be differentiated again.
-        made = _StandIn.apply(ctx.inputs, *(x for x in grads if x is not None))
+        input_grads = _StandIn.apply(ctx.inputs, *(x for x in grads if x is not None))
         needed = ctx.needs_input_grad[1:]
-        return None, *(x if wanted else None for x, wanted in zip(made, needed, strict=True))
+        return None, *(
+            x if is_needed else None for x, is_needed in zip(input_grads, needed, strict=True)
+        )
 
 
-def _meta_of(x: torch.Tensor, requires_grad: bool) -> TensorMeta:
-    return TensorMeta(tuple(x.shape), x.dtype, requires_grad, Meta.of(x))
+def _tensor_meta(x: torch.Tensor, requires_grad: bool) -> TensorMeta:
+    return TensorMeta(tuple(x.shape), x.dtype, requires_grad, MemoryLayout.of(x))
 
 
 def _has_gradients(x: torch.Tensor) -> bool:

@@ -33,36 +33,45 @@ from mirrored.transports import failures
 from mirrored.transports.default import current
 from mirrored.transports.failures import is_shared, raised_together
 
-from ...movement.world import is_apart
+from ...movement.world import is_only_placement_ranks
 from ...spec import Placement
 from ..plans.shards import HookOff, plain
-from .agreed import begin, end, on_all, ranks_of, tell, told_by
+from .agreed import (
+    begin_agreement,
+    end_agreement,
+    error_origin_text,
+    exchange_errors,
+    ranks_of,
+    run_with_shared_errors,
+)
 
 T = TypeVar("T")
 
 # Autograd nodes that refuse some values. Listed by node name rather than op, since an op may make
 # several nodes.
-NODES = frozenset(
+RAISING_NODES = frozenset(
     f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Det", "Slogdet", "SolveEx")
 )
 
 # Nodes that defer an error: if torch cannot differentiate their gradient again for some values, it
 # adds a node that raises to the gradient's graph, on the one rank that has these values.
-PUTTING_OFF = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
-_PUT_OFF = "torch::autograd::Error"
+DEFERRING_NODES = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
+_ERROR_NODE = "torch::autograd::Error"
 
 # Node whose gradient has a graph that depends on values, so that its nodes differ between ranks.
 _DETERMINANT = "LinalgDetBackward0"
 
 
 class _Thread(threading.local):
-    telling: Ranks | None = None  # ranks that will exchange errors after the node that runs now
+    exchanging: Ranks | None = None  # ranks that will exchange errors after the node that runs now
 
 
 _thread = _Thread()
 
 
-def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
+def watch_backward_errors(
+    placement: Placement, compute: Callable[[], T], operand: torch.Tensor
+) -> T:
     """Return ``compute()``, an op on shards, and let the ranks exchange errors in its backward.
 
     For this it registers hooks at those nodes of the result that may raise on some ranks only.
@@ -71,35 +80,36 @@ def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tenso
     # Sequence numbers grow, so nodes of this op have at least this one.
     first = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
     out, ranks = compute(), ranks_of(placement)
-    for node in _made_since(first, out):
-        if node.name() in NODES:
-            node.register_prehook(partial(_begins, ranks))
-            node.register_hook(_went_well)
-        elif node.name() in PUTTING_OFF:
-            node.register_hook(partial(_put_off_alike, ranks))
+    for node in _nodes_since(first, out):
+        if node.name() in RAISING_NODES:
+            node.register_prehook(partial(_before_node, ranks))
+            node.register_hook(_after_node)
+        elif node.name() in DEFERRING_NODES:
+            node.register_hook(partial(_share_deferred_errors, ranks))
         if node.name() == _DETERMINANT and operand.is_complex():
-            node.register_hook(partial(_as_one_node, ranks, plain(operand)))
+            node.register_hook(partial(_replace_determinant_graph, ranks, plain(operand)))
     return out
 
 
-def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def run_backward(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call ``engine``, torch's backward, so that an error of a watched node is raised on all ranks.
 
-    A node is watched if ``watched`` has registered hooks at it, and the ranks are those of its
-    placement. Any other error is raised as it is, on this rank.
+    A node is watched if ``watch_backward_errors`` has registered hooks at it, and the ranks are
+    those of its placement. Any other error is raised as it is, on this rank.
     """
     try:
         return engine(*args, **kwargs)
     except BaseException as error:
-        ranks = _ends()  # in any case, so that a later pass does not find the mark of this one
+        # In any case, so that a later pass does not find the mark of this one.
+        ranks = _end_exchange()
         if ranks is not None and isinstance(error, Exception) and not is_shared(error):
-            with _unknown_to_others(ranks):
-                tell(error, ranks)
+            with _count_failure(ranks):
+                exchange_errors(error, ranks)
         raise
 
 
 @contextmanager
-def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
+def _count_failure(ranks: Ranks) -> Iterator[None]:
     """Count an error that the body raises as a failure, if only some ranks of the world raise it.
 
     ``ranks`` are those that raise it. Messages contain the count (``failures``), so that other
@@ -108,66 +118,66 @@ def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if len(ranks) < current().size and not is_apart():
-            failures.add()
+        if len(ranks) < current().size and not is_only_placement_ranks():
+            failures.add_failures()
         raise
 
 
-def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
+def _nodes_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
     """Yield the autograd nodes in the graph of ``out`` that the op itself has made.
 
     They have sequence numbers from ``first``, which torch would have given next before the op ran.
     """
-    waiting: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+    pending: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
     seen: set[Any] = {None}
-    while waiting := waiting - seen:
-        seen |= waiting
-        made = [node for node in waiting if node._sequence_nr() >= first]
-        yield from made
-        waiting = {after for node in made for after, _ in node.next_functions}
+    while pending := pending - seen:
+        seen |= pending
+        nodes = [node for node in pending if node._sequence_nr() >= first]
+        yield from nodes
+        pending = {next_node for node in nodes for next_node, _ in node.next_functions}
 
 
-def _begins(ranks: Ranks, grads: Any) -> None:
+def _before_node(ranks: Ranks, grads: Any) -> None:
     """Hook before a watched node: note that its ``ranks`` will exchange errors."""
-    _thread.telling = ranks
-    begin(ranks)
+    _thread.exchanging = ranks
+    begin_agreement(ranks)
 
 
-def _went_well(*grads: Any) -> None:
+def _after_node(*grads: Any) -> None:
     """Hook after a watched node, which is called if the node has not raised: exchange errors."""
-    ranks = _ends()
+    ranks = _end_exchange()
     if ranks is not None:
-        with _unknown_to_others(ranks):
-            tell(None, ranks)
+        with _count_failure(ranks):
+            exchange_errors(None, ranks)
 
 
-def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
+def _share_deferred_errors(ranks: Ranks, grads: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
     """Hook after a node: if torch defers an error on one rank, defer it on all ``ranks``.
 
     Torch defers an error by a node in the graph of a gradient, which raises if the gradient is
-    differentiated again. ``found`` are the gradients that the node returned. Returns the new
+    differentiated again. ``grads`` are the gradients that the node returned. Returns the new
     gradients, or None if no graph is recorded.
     """
     if not torch.is_grad_enabled():
         return None
-    notes = current().gather_notes(pickle.dumps(_put_off(found)), ranks)
+    notes = current().gather_notes(pickle.dumps(_deferred_errors(grads)), ranks)
     for rank, note in zip(ranks, notes, strict=True):
         for index, text in pickle.loads(note).items():
-            said = text + told_by(rank)
-            refused = Refused.apply(found[index], said, ranks)
-            found = (*found[:index], refused, *found[index + 1 :])
-    return found
+            message = text + error_origin_text(rank)
+            grad_that_raises = RaiseInBackward.apply(grads[index], message, ranks)
+            grads = (*grads[:index], grad_that_raises, *grads[index + 1 :])
+    return grads
 
 
-def _put_off(found: Sequence[Any]) -> dict[int, str]:
-    """Return the messages of errors that torch has deferred in the gradients ``found``.
+def _deferred_errors(grads: Sequence[Any]) -> dict[int, str]:
+    """Return the messages of errors that torch has deferred in the gradients ``grads``.
 
-    By the index of their gradient. See ``_put_off_alike``.
+    By the index of their gradient. See ``_share_deferred_errors``.
     """
     errors: dict[int, str] = {}
-    for index, x in enumerate(found):
+    for index, x in enumerate(grads):
         node = None if x is None else x.grad_fn
-        if node is not None and node.name() == _PUT_OFF:
+        if node is not None and node.name() == _ERROR_NODE:
             try:
                 # Calling the node is how its message can be read: it raises and has no other
                 # effect.
@@ -177,7 +187,7 @@ def _put_off(found: Sequence[Any]) -> dict[int, str]:
     return errors
 
 
-class Refused(torch.autograd.Function):
+class RaiseInBackward(torch.autograd.Function):
     """Identity whose backward raises the error ``text``, on all ``ranks``.
 
     It marks a value, or a gradient, that cannot be differentiated.
@@ -190,59 +200,71 @@ class Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        with _unknown_to_others(ctx.ranks):
+        with _count_failure(ctx.ranks):
             raise RuntimeError(raised_together(ctx.text))
 
 
-def _as_one_node(
-    ranks: Ranks, matrices: torch.Tensor, found: tuple[Any, ...], given: tuple[Any, ...]
+def _replace_determinant_graph(
+    ranks: Ranks,
+    matrices: torch.Tensor,
+    input_grads: tuple[Any, ...],
+    output_grads: tuple[Any, ...],
 ) -> tuple[Any, ...] | None:
     """Replace the graph of a determinant's gradient by one node, the same on all ranks.
 
-    A hook after the determinant's node, with its gradients: ``found`` of its inputs, ``given`` of
-    its output. ``matrices`` are the input.
+    A hook after the determinant's node, with its gradients: ``input_grads`` of its inputs,
+    ``output_grads`` of its output. ``matrices`` are the input.
     """
-    if not torch.is_grad_enabled() or found[0] is None:
+    if not torch.is_grad_enabled() or input_grads[0] is None:
         return None
-    return _OfDeterminant.apply(found[0].detach(), matrices, given[0], ranks), *found[1:]
+    return _DeterminantGradient.apply(
+        input_grads[0].detach(), matrices, output_grads[0], ranks
+    ), *input_grads[1:]
 
 
-class _OfDeterminant(torch.autograd.Function):
-    """Identity on ``found``, the gradient of ``det(x)``, with one backward node on all ranks.
+class _DeterminantGradient(torch.autograd.Function):
+    """Identity on ``input_grad``, the gradient of ``det(x)``, with one backward node on all ranks.
 
-    ``found`` is what torch computed from ``x`` and ``grad``, the gradient of the determinant. The
-    backward differentiates that formula again by torch, after which the ranks exchange errors.
+    ``input_grad`` is what torch computed from ``x`` and ``grad``, the gradient of the determinant.
+    The backward differentiates that formula again by torch, after which the ranks exchange errors.
     """
 
     @staticmethod
-    def forward(ctx: Any, found: Any, x: Any, grad: Any, ranks: Ranks) -> torch.Tensor:
+    def forward(ctx: Any, input_grad: Any, x: Any, grad: Any, ranks: Ranks) -> torch.Tensor:
         ctx.save_for_backward(x, grad)
         ctx.ranks = ranks
-        return found.view_as(found)
+        return input_grad.view_as(input_grad)
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> Any:
-        again, saved = torch.is_grad_enabled(), ctx.saved_tensors
+    def backward(ctx: Any, *output_grads: Any) -> Any:
+        differentiates_again, saved = torch.is_grad_enabled(), ctx.saved_tensors
 
         def compute() -> tuple[Any, ...]:
             with torch.enable_grad(), HookOff():
-                x, grad = (y.view_as(y) if again and y.requires_grad else _leaf(y) for y in saved)
-                (found,) = torch.autograd.grad(torch.linalg.det(x), x, grad, create_graph=True)
+                x, grad = (
+                    y.view_as(y) if differentiates_again and y.requires_grad else _leaf(y)
+                    for y in saved
+                )
+                (input_grad,) = torch.autograd.grad(torch.linalg.det(x), x, grad, create_graph=True)
                 return torch.autograd.grad(
-                    found, (x, grad), given[0], create_graph=again, allow_unused=True
+                    input_grad,
+                    (x, grad),
+                    output_grads[0],
+                    create_graph=differentiates_again,
+                    allow_unused=True,
                 )
 
-        with _unknown_to_others(ctx.ranks):
-            return None, *on_all(ctx.ranks, compute), None
+        with _count_failure(ctx.ranks):
+            return None, *run_with_shared_errors(ctx.ranks, compute), None
 
 
 def _leaf(x: torch.Tensor) -> torch.Tensor:
     return x.detach().requires_grad_()
 
 
-def _ends() -> Ranks | None:
-    """Undo ``_begins``; return the ranks that were to exchange errors, or None."""
-    ranks, _thread.telling = _thread.telling, None
+def _end_exchange() -> Ranks | None:
+    """Undo ``_before_node``; return the ranks that were to exchange errors, or None."""
+    ranks, _thread.exchanging = _thread.exchanging, None
     if ranks is not None:
-        end(ranks)
+        end_agreement(ranks)
     return ranks

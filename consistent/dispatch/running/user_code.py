@@ -16,15 +16,15 @@ from mirrored.transports.outside import Outside
 
 from ...forms.random import generator
 from ...forms.random.generator import RngState
-from ...forms.random.plain_draws import alike
+from ...forms.random.plain_draws import same_draws
 from ...movement.differentiable import gather
-from ...movement.world import apart, is_apart
+from ...movement.world import is_only_placement_ranks, only_placement_ranks
 from ...spec import Placement
 from ..plans.arguments import with_tensors
 from ..plans.shards import is_global, plain
 
 
-class Scene(NamedTuple):
+class UserCall(NamedTuple):
     """The context of one call of user code, kept for its forward and its backward.
 
     Attributes:
@@ -44,8 +44,8 @@ class Scene(NamedTuple):
     is_recorded: bool
 
 
-def begin(name: str, placement: Placement) -> Scene:
-    """Return the ``Scene`` of a call of ``name`` that starts at this point of the program.
+def begin_user_call(name: str, placement: Placement) -> UserCall:
+    """Return the ``UserCall`` of a call of ``name`` that starts at this point of the program.
 
     The call counts as one random op, whether it draws or not, so that the counters of ranks outside
     ``placement`` stay equal.
@@ -53,35 +53,38 @@ def begin(name: str, placement: Placement) -> Scene:
     key, transport = generator.get_state(), current()
     generator.advance_to(key.counter + 1)
     is_recorded = isinstance(transport, Outside)
-    others = placement.size < transport.size and not is_apart()
-    return Scene(name, placement, key, others and not is_recorded, is_recorded)
+    runs_on_some = placement.size < transport.size and not is_only_placement_ranks()
+    return UserCall(name, placement, key, runs_on_some and not is_recorded, is_recorded)
 
 
 class _Thread(threading.local):
-    scene: Scene | None = None
+    user_call: UserCall | None = None
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def running(scene: Scene, time: int = 0) -> Iterator[None]:
-    """Mark this thread as running the user code of ``scene`` inside the context.
+def running_user_call(user_call: UserCall, time: int = 0) -> Iterator[None]:
+    """Mark this thread as running the user code of ``user_call`` inside the context.
 
     ``time`` numbers the runs of the same code, which draw different random numbers: 0 for forward,
     then one more for each backward.
     """
-    before, _thread.scene = _thread.scene, scene
+    previous, _thread.user_call = _thread.user_call, user_call
     try:
-        with alike(scene.name, scene.placement, scene.key, time), apart(scene.is_followed):
+        with (
+            same_draws(user_call.name, user_call.placement, user_call.key, time),
+            only_placement_ranks(user_call.is_followed),
+        ):
             yield
     finally:
-        _thread.scene = before
+        _thread.user_call = previous
 
 
-def present() -> Scene | None:
-    """Return the ``Scene`` of the user code that this thread is running, or None."""
-    return _thread.scene
+def current_user_call() -> UserCall | None:
+    """Return the ``UserCall`` of the user code that this thread is running, or None."""
+    return _thread.user_call
 
 
 def write_into_plain(function: Any, args: tuple, kwargs: dict, tensors: Sequence[Any]) -> Any:
@@ -89,6 +92,6 @@ def write_into_plain(function: Any, args: tuple, kwargs: dict, tensors: Sequence
 
     Global operands are gathered, so that each rank writes the same values.
     """
-    whole = [gather(plain(t), t._spec) if is_global(t) else t for t in tensors]
-    args, kwargs = with_tensors(args, kwargs, whole)
+    plain_tensors = [gather(plain(t), t._spec) if is_global(t) else t for t in tensors]
+    args, kwargs = with_tensors(args, kwargs, plain_tensors)
     return function(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...rules.layout.view import groups
+from ...rules.layout.view import dim_groups
 from ..plans.shards import is_global, plain
 
 VIEWS = frozenset(
@@ -19,7 +19,7 @@ VIEWS = frozenset(
 )
 # If these ops join dims, strides decide whether torch returns a view or a copy. The strides are
 # examined only when the program could notice: when the source or the result was written.
-_AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
+_STRIDE_DEPENDENT = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 
 
 def is_view(plan: Any) -> bool:
@@ -40,7 +40,7 @@ def strides_decide(plan: Any, source: Any, out: Any) -> bool:
     True for ``reshape`` and the like where dims are joined. ``plan`` is that of the call, ``out``
     its result.
     """
-    return plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
+    return plan.name in _STRIDE_DEPENDENT and _joins_dims(source._spec.shape, out._spec.shape)
 
 
 def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
@@ -48,7 +48,7 @@ def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
 
     If it does not, torch returns a view, whatever the strides are.
     """
-    return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
+    return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in dim_groups(source, target))
 
 
 def on_one_device(x: Any) -> torch.Tensor:

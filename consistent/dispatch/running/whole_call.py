@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.transports.base.unseen import unseen
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ...forms.random import generator
 from ...movement import check_mode, plain_values
-from ...movement.differentiable import gather, land, spread
+from ...movement.differentiable import copy_part_, gather, shard_of_plain
 from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...rules.signature import Call, Operand
@@ -37,11 +37,11 @@ from ...spec import B, Layout, Placement, TensorSpec
 from ...spec.tracer import callbacks
 from ..plans.arguments import collect, with_tensors
 from ..plans.shards import adopt, attach, common_placement, is_global, plain
-from .moved_views import fresh
+from .moved_views import refresh
 from .on_shards import OnShards
-from .outside_ranks import announced, map_values
-from .user_code import Scene, begin, running
-from .writes import wrote
+from .outside_ranks import announce_result, map_values
+from .user_code import UserCall, begin_user_call, running_user_call
+from .writes import count_write
 
 _Tensor = torch.Tensor
 
@@ -50,7 +50,7 @@ _ON_OP_END, _WATCH_WRITES = callbacks("on_op_end"), callbacks("watch_writes")
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _ReturnedOperand:
     """Placeholder in the result of a call for an operand that the call returned itself.
 
     ``index`` is that of the operand. It is replaced by the caller's own tensor in the end.
@@ -59,7 +59,7 @@ class _Given:
     index: int
 
 
-class _Written(NamedTuple):
+class _WrittenOperand(NamedTuple):
     """An operand that the call wrote to: its index and its value, on whole tensors, after the call.
 
     ``counted`` says whether autograd knows of the write.
@@ -90,50 +90,58 @@ def call_whole(
         marked: (position, name) of the arguments that ``run`` declares to write to, or None if it
             declares nothing, so that writes must be found by comparing values.
     """
-    given: list[Any] = []
-    collect((args, kwargs), given)
-    placement = common_placement(name, given)
-    plan = _begun(name, run, given, placement)
-    marks = None if marked is None else _marked(marked, args, kwargs, given)
+    operands: list[Any] = []
+    collect((args, kwargs), operands)
+    placement = common_placement(name, operands)
+    plan = _begin_call(name, run, operands, placement)
+    declared = None if marked is None else _declared_writes(marked, args, kwargs, operands)
     # Outside the placement plain operands become meta shards, since the code does not run there.
-    sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
-    scene = begin(name, placement)
+    sources = [refresh(adopt(x, placement, name)) if plan.outside else refresh(x) for x in operands]
+    user_call = begin_user_call(name, placement)
 
     def call() -> tuple:
-        out, written = _run(partial(_in_scene, scene, run), args, kwargs, sources, marks)
-        return out, written, generator.get_state().counter
+        out, written_operands = _run_on_whole(
+            partial(_run_user_code, user_call, run), args, kwargs, sources, declared
+        )
+        return out, written_operands, generator.get_state().counter
 
-    if scene.is_followed:
-        follow = announced(placement.first_rank, plan.outside)
-        out, written, drawn = follow(call, [plain(x) for x in sources])
+    if user_call.is_followed:
+        follow = announce_result(placement.first_rank, plan.outside)
+        out, written_operands, counter = follow(call, [plain(x) for x in sources])
         # Ranks that did not run the code advance their random state by as much.
-        generator.advance_to(drawn)
+        generator.advance_to(counter)
     else:
-        out, written, _ = call()
-    for each in written:
-        _put_back(given[each.index], each)
+        out, written_operands, _ = call()
+    for operand in written_operands:
+        _write_back(operands[operand.index], operand)
     specs: list[TensorSpec] = []
-    result = _typed(out, plan, given, specs)
+    result = _to_global(out, plan, operands, specs)
     for notify in _ON_OP_END:
-        operands = [x for x in given if is_global(x)]
-        notify(plan, operands, result, [x._spec for x in operands], specs)
+        global_operands = [x for x in operands if is_global(x)]
+        notify(plan, global_operands, result, [x._spec for x in global_operands], specs)
     return result
 
 
-def _begun(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
+def _begin_call(
+    name: str, run: Callable[..., Any], operands: list, placement: Placement
+) -> OnShards:
     """Tell tracers of the call and compare its plain operands between ranks; return its plan."""
-    check_mode.calling(name)
-    plan = _plan(name, run, given, placement)
+    check_mode.set_current_op(name)
+    plan = _plan_for_tracers(name, run, operands, placement)
     for notify in _ON_OP_BEGIN:
         notify(plan)
-    met = [x for x in given if not is_global(x)]
-    plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
+    plain_tensors = [x for x in operands if not is_global(x)]
+    plain_values.compare_plain(
+        name, plain_tensors, placement, (name, *((x.dtype, x.ndim) for x in plain_tensors))
+    )
     return plan
 
 
-def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
+def _plan_for_tracers(
+    name: str, run: Callable[..., Any], operands: list, placement: Placement
+) -> OnShards:
     """Make a plan for tracers that watch plans. It describes the call, and is not run."""
-    specs = [x._spec for x in given if is_global(x)]
+    specs = [x._spec for x in operands if is_global(x)]
     call = Call(name, (), {}, tuple(Operand(i, spec) for i, spec in enumerate(specs)))
     plan, whole = OnShards(name, run, call, placement), Layout.whole(placement)
     plan.boxes = tuple((i, whole) for i, spec in enumerate(specs) if spec.layout is not whole)
@@ -143,79 +151,81 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
     return plan
 
 
-def _marked(
-    marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, given: list
+def _declared_writes(
+    marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, operands: list
 ) -> frozenset[int]:
-    """Return the indices, among the operands ``given``, of the arguments that ``marked`` names.
+    """Return the indices, among ``operands``, of the arguments that ``marked`` names.
 
     ``marked`` is as in ``call_whole``.
     """
-    found: list[Any] = []
+    written: list[Any] = []
     for position, name in marked:
-        collect((args[position] if position < len(args) else kwargs.get(name),), found)
-    ids = set(map(id, found))
-    return frozenset(i for i, x in enumerate(given) if id(x) in ids)
+        collect((args[position] if position < len(args) else kwargs.get(name),), written)
+    ids = set(map(id, written))
+    return frozenset(i for i, x in enumerate(operands) if id(x) in ids)
 
 
-def _run(
+def _run_on_whole(
     run: Callable[..., Any],
     args: tuple,
     kwargs: dict,
     sources: list,
-    marks: frozenset[int] | None,
+    declared: frozenset[int] | None,
 ) -> tuple:
     """Gather the operands ``sources``, call ``run`` on them; return (result, operands written to).
 
-    ``marks`` are the indices of the operands that the call declares to write to, or None if it
-    declares nothing. Operands in the result are ``_Given``.
+    ``declared`` are the indices of the operands that the call declares to write to, or None if it
+    declares nothing. Operands in the result are ``_ReturnedOperand``.
     """
     gathered: dict[int, torch.Tensor] = {}
     for x in sources:  # a tensor that is passed twice is the same object twice inside, too
         if id(x) not in gathered:
-            gathered[id(x)] = _whole(x)
-    whole = [gathered[id(x)] for x in sources]
-    watched: dict[int, _Watched] = {}
-    for i, x in enumerate(whole):
+            gathered[id(x)] = _gather_whole(x)
+    whole_operands = [gathered[id(x)] for x in sources]
+    watched: dict[int, _WatchedOperand] = {}
+    for i, x in enumerate(whole_operands):
         if id(x) not in watched:
-            watched[id(x)] = _Watched(i, x, sources[i], None if marks is None else i in marks)
-    args, kwargs = with_tensors(args, kwargs, whole)
+            watched[id(x)] = _WatchedOperand(
+                i, x, sources[i], None if declared is None else i in declared
+            )
+    args, kwargs = with_tensors(args, kwargs, whole_operands)
     out = run(*args, **kwargs)
-    places = {key: _Given(each.index) for key, each in watched.items()}
+    places = {key: _ReturnedOperand(operand.index) for key, operand in watched.items()}
     result = map_values(out, _Tensor, lambda x: places.get(id(x), x))
-    written = (each.written() for each in watched.values())
-    return result, tuple(each for each in written if each is not None)
+    written = (operand.written() for operand in watched.values())
+    return result, tuple(operand for operand in written if operand is not None)
 
 
-def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``run`` as the user code of ``scene``, and gather global tensors in its result.
+def _run_user_code(user_call: UserCall, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``run`` as the user code of ``user_call``, and gather global tensors in its result.
 
     Global tensors are gathered only if some ranks do not run the code, since these ranks are sent
     only the shapes of the results.
     """
-    with running(scene), _recorded(scene):
+    with running_user_call(user_call), _explain_recorded_errors(user_call):
         out = run(*args, **kwargs)
-    if not scene.is_followed:
+    if not user_call.is_followed:
         return out
     return map_values(out, _Tensor, lambda x: gather(plain(x), x._spec) if is_global(x) else x)
 
 
 @contextmanager
-def _recorded(scene: Scene) -> Iterator[None]:
+def _explain_recorded_errors(user_call: UserCall) -> Iterator[None]:
     """Explain an error of user code that a recorder runs on meta tensors, which have no values."""
     try:
         yield
     except Exception as error:
-        if not scene.is_recorded:
+        if not user_call.is_recorded:
             raise
         raise RuntimeError(
-            f"{scene.name}: {type(error).__name__} as it was recorded, which runs it on meta "
+            f"{user_call.name}: {type(error).__name__} as it was recorded, which runs it on meta "
             f"tensors: they have shapes and no values. It says: {error}\n"
             "  If its code reads memory or values, make it an op that tells its shapes: "
             "torch.library.custom_op and its register_fake and register_autograd."
         ) from error
 
 
-class _Watched:
+class _WatchedOperand:
     """A gathered operand, watched to find out whether the call writes to it.
 
     Args:
@@ -226,32 +236,32 @@ class _Watched:
     """
 
     def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
-        self.index, self._whole, self._count = index, whole, _writes(whole)
+        self.index, self._whole, self._version_before = index, whole, _version_of(whole)
         copied = whole.layout is torch.strided and not whole.is_meta and _is_copy(whole, source)
-        self._marked = copied and bool(marked)
+        self._is_declared = copied and bool(marked)
         # Without a declaration only a comparison of values shows a write. `unseen` keeps the ops of
         # the comparison out of the user's modes. A later step may write where this one did not, so
         # a recorder of steps watches the ops that write instead of the values.
-        self._before, self._recorded = None, []
+        self._value_before, self._write_watches = None, []
         if copied and marked is None:
-            self._recorded = [watch(whole) for watch in _WATCH_WRITES]
-            with unseen():
-                self._before = whole.data.clone()
+            self._write_watches = [watch(whole) for watch in _WATCH_WRITES]
+            with hidden_from_modes():
+                self._value_before = whole.data.clone()
 
-    def written(self) -> _Written | None:
-        """Return this operand as a ``_Written`` if the call has written to it, else None."""
-        counted = _writes(self._whole) != self._count
-        if counted or self._marked or self._differs():
-            return _Written(self.index, self._whole, counted)
+    def written(self) -> _WrittenOperand | None:
+        """Return this operand as a ``_WrittenOperand`` if the call has written to it, else None."""
+        counted = _version_of(self._whole) != self._version_before
+        if counted or self._is_declared or self._differs():
+            return _WrittenOperand(self.index, self._whole, counted)
         return None
 
     def _differs(self) -> bool:
-        if self._before is None:
+        if self._value_before is None:
             return False
-        if any(is_written() for is_written in self._recorded):
+        if any(is_written() for is_written in self._write_watches):
             return True
-        with unseen():
-            return not torch.equal(_bits(self._whole), _bits(self._before))
+        with hidden_from_modes():
+            return not torch.equal(_bits(self._whole), _bits(self._value_before))
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -271,7 +281,7 @@ def _is_copy(whole: torch.Tensor, source: Any) -> bool:
     return whole.untyped_storage()._cdata != plain(source).untyped_storage()._cdata
 
 
-def _whole(x: Any) -> torch.Tensor:
+def _gather_whole(x: Any) -> torch.Tensor:
     if not is_global(x):
         return x
     if not torch.is_inference_mode_enabled():
@@ -281,11 +291,11 @@ def _whole(x: Any) -> torch.Tensor:
         return gather(x, x._spec)
 
 
-def _writes(x: torch.Tensor) -> int:
+def _version_of(x: torch.Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _put_back(x: Any, written: _Written) -> None:
+def _write_back(x: Any, written: _WrittenOperand) -> None:
     """Write the value that the call wrote into the global operand ``x``.
 
     A plain operand was passed to the call itself, and has the value already.
@@ -295,43 +305,43 @@ def _put_back(x: Any, written: _Written) -> None:
     if not written.counted:
         with torch.no_grad():
             # Through `.data`, so that autograd does not count this write either.
-            _land(x, plain(x).data, written.whole.detach())
+            _write_whole(x, plain(x).data, written.whole.detach())
     else:
-        _land(x, x, written.whole)
+        _write_whole(x, x, written.whole)
 
 
-def _land(x: Any, shard: Any, whole: torch.Tensor) -> None:
+def _write_whole(x: Any, shard: Any, whole: torch.Tensor) -> None:
     """Write ``whole`` into the global operand ``x``.
 
     ``shard`` is ``x`` itself, or an alias of its shard through which autograd counts no write.
     """
     if x._moved_view:
-        spec = _everywhere(x._spec.placement, whole)
-        x.copy_(attach(spread(whole, spec, alias=True), spec))
+        spec = _broadcast_spec(x._spec.placement, whole)
+        x.copy_(attach(shard_of_plain(whole, spec, alias=True), spec))
     else:
-        land(shard, whole, x._spec)
-        wrote(x)
+        copy_part_(shard, whole, x._spec)
+        count_write(x)
 
 
-def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:
+def _broadcast_spec(placement: Placement, x: torch.Tensor) -> TensorSpec:
     return TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
 
 
-def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> Any:
-    """Turn the tensors in the result ``out`` into B tensors, and each ``_Given`` into its operand.
+def _to_global(out: Any, plan: OnShards, operands: list, specs: list[TensorSpec]) -> Any:
+    """Turn the tensors in the result ``out`` into B tensors, and placeholders into operands.
 
-    ``given`` are the operands. The specs of the new tensors are appended to ``specs``.
+    ``operands`` are those of the call. The specs of the new tensors are appended to ``specs``.
     """
 
-    def typed(x: torch.Tensor) -> Any:
+    def attach_one(x: torch.Tensor) -> Any:
         if x.__class__ is not _Tensor:
             return x
-        spec = _everywhere(plan.placement, x)
+        spec = _broadcast_spec(plan.placement, x)
         specs.append(spec)
         if plan.outside and not x.is_meta:  # happens while a program is recorded
             x = torch.empty_like(x, device="meta")
         tracked = records((x,)) and not plan.outside
-        return attach(spread(x, spec, alias=True) if tracked else x, spec)
+        return attach(shard_of_plain(x, spec, alias=True) if tracked else x, spec)
 
-    out = map_values(out, _Tensor, typed)
-    return map_values(out, _Given, lambda place: given[place.index])
+    out = map_values(out, _Tensor, attach_one)
+    return map_values(out, _ReturnedOperand, lambda place: operands[place.index])

@@ -14,39 +14,39 @@ import torch
 
 from ..plans.shards import HookOff
 
-_written: dict[int, int] = {}  # address of a storage -> number of writes
+_write_counts: dict[int, int] = {}  # address of a storage -> number of writes
 
 
-def wrote(x: Any) -> None:
+def count_write(x: Any) -> None:
     """Count a write into the memory of the global tensor ``x``.
 
     Called after each op that writes, while moved views are alive.
     """
-    reached = memory(x)
-    if reached is not None:
-        _written[reached._cdata] = _written.get(reached._cdata, 0) + 1
+    storage = storage_of(x)
+    if storage is not None:
+        _write_counts[storage._cdata] = _write_counts.get(storage._cdata, 0) + 1
 
 
-def count(x: Any) -> tuple[int, int]:
+def write_count(x: Any) -> tuple[int, int]:
     """Return how often the memory of ``x`` was written, as (count of this module, torch's version).
 
     Two calls that return the same pair had no write in between. The first number includes writes by
     other tensors in the same memory.
     """
-    reached = memory(x)
-    counted = 0 if reached is None else _written.get(reached._cdata, 0)
+    storage = storage_of(x)
+    writes = 0 if storage is None else _write_counts.get(storage._cdata, 0)
     if is_inference(x):
-        return counted, 0
+        return writes, 0
     with HookOff():
-        return counted, x._version
+        return writes, x._version
 
 
-def forget() -> None:
+def clear_counts() -> None:
     """Drop all counts; called when no moved view is left."""
-    _written.clear()
+    _write_counts.clear()
 
 
-def memory(x: Any) -> Any:
+def storage_of(x: Any) -> Any:
     """Return the storage of the shard of ``x``, or None if ``x`` is sparse.
 
     Views of sparse tensors are never moved, so writes to these need no count.

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
-from .html import escaped
+from .html import escape
 
 MOST_DRAWN = 20_000  # maximum number of events in a timeline; a trace file holds them all
 
@@ -26,16 +26,16 @@ def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequ
         lanes: (name, one of the colours in style.py) of each row of the timeline.
         events: the events to draw, see ``Drawn``.
     """
-    drawn = {"lanes": [*map(_shown, lanes)], "events": [*map(_shown, events)]}
+    content = {"lanes": [*map(_readable_row, lanes)], "events": [*map(_readable_row, events)]}
     # In HTML, "</script>" inside a string would end the script element.
-    data = json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f"<h2>{escaped(title)}</h2><p class=note>{note}</p><canvas id=time></canvas>"
+        f"<h2>{escape(title)}</h2><p class=note>{note}</p><canvas id=time></canvas>"
         "<p id=told class=note>Turn the wheel to zoom, drag to move, double click to see all, "
         "point at an event to read it.</p>"
         f'<script type="application/json" id="events">{data}</script>'
     )
 
 
-def _shown(row: Sequence[Any]) -> list[Any]:
-    return [in_a_line(each) if isinstance(each, str) else each for each in row]
+def _readable_row(row: Sequence[Any]) -> list[Any]:
+    return [on_one_line(each) if isinstance(each, str) else each for each in row]

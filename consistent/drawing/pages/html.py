@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from mirrored.readable import readable
+from mirrored.readable import escape_invisible
 
 from ...spec.bytes_text import bytes_text
 from .script import SCRIPT
@@ -17,9 +17,9 @@ _SBP = re.compile(r"S\(\d+\)|P\((?:max|min)\)|(?<!\d )\b[BP]\b(?![(\w])")  # not
 _MOVE = re.compile(r"-(\w+(?:\([^)]*\))?)-&gt;")
 
 
-def escaped(text: object) -> str:
+def escape(text: object) -> str:
     """Return ``text`` with all characters that have a meaning in HTML escaped."""
-    return html.escape(readable(str(text)))
+    return html.escape(escape_invisible(str(text)))
 
 
 def frame(title: str, lead: str, body: str) -> str:
@@ -30,8 +30,8 @@ def frame(title: str, lead: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>consistent: {escaped(title)}</title><style>{STYLE}</style></head>\n<body><main>"
-        f"<header><div><h1>{escaped(title)}</h1><p class=lead>{escaped(lead)}</p></div>"
+        f"<title>consistent: {escape(title)}</title><style>{STYLE}</style></head>\n<body><main>"
+        f"<header><div><h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p></div>"
         '<button id="theme" type="button">Light / dark</button></header>\n'
         f"{body}\n</main><script>{SCRIPT}</script></body></html>\n"
     )
@@ -39,8 +39,8 @@ def frame(title: str, lead: str, body: str) -> str:
 
 def numbers(shown: Sequence[tuple[object, str]]) -> str:
     """Return a row of large numbers as HTML, one for each (number, label)."""
-    each = "".join(f"<div><b>{escaped(n)}</b><span>{word}</span></div>" for n, word in shown)
-    return f"<div class=numbers>{each}</div>"
+    items = "".join(f"<div><b>{escape(n)}</b><span>{word}</span></div>" for n, word in shown)
+    return f"<div class=numbers>{items}</div>"
 
 
 def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
@@ -50,15 +50,15 @@ def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
         rows: (name as HTML, bytes); at least one.
         most: number of rows to show; those after them become one bar.
     """
-    left = sum(n for _, n in rows[most:])
-    shown = [*rows[:most], *([(f"{len(rows) - most} others", left)] if left else [])]
+    rest = sum(n for _, n in rows[most:])
+    shown = [*rows[:most], *([(f"{len(rows) - most} others", rest)] if rest else [])]
     longest, total = max(n for _, n in shown), sum(n for _, n in shown)
-    each = "".join(
+    items = "".join(
         f"<code>{name}</code><i style='width:{100 * n / longest:.2f}%' title='{n:,} bytes'></i>"
         f"<span class=n>{bytes_text(n)}</span><span class=n>{n / total:.0%}</span>"
         for name, n in shown
     )
-    return f"<div class=bars>{each}</div>"
+    return f"<div class=bars>{items}</div>"
 
 
 def stacks(
@@ -75,24 +75,24 @@ def stacks(
         longest: the value of a bar of full length.
         shown: formats a value for the tooltip.
     """
-    met = [kind for kind in kinds if any(values.get(kind) for _, values, _ in rows)]
+    used_kinds = [kind for kind in kinds if any(values.get(kind) for _, values, _ in rows)]
     legend = "".join(
-        f"<span class=key style='background:var({kinds[kind]})'></span>{escaped(kind)}"
-        for kind in met
+        f"<span class=key style='background:var({kinds[kind]})'></span>{escape(kind)}"
+        for kind in used_kinds
     )
-    each = "".join(
-        f"<code>{escaped(name)}</code><div>"
+    items = "".join(
+        f"<code>{escape(name)}</code><div>"
         + "".join(
             f"<i style='width:{100 * values[kind] / max(longest, 1e-30):.3f}%;"
-            f"background:var({kinds[kind]})' title='{escaped(f'{kind}: {shown(values[kind])}')}'>"
+            f"background:var({kinds[kind]})' title='{escape(f'{kind}: {shown(values[kind])}')}'>"
             "</i>"
-            for kind in met
+            for kind in used_kinds
             if values.get(kind)
         )
-        + f"</div><span class=n>{escaped(text)}</span>"
+        + f"</div><span class=n>{escape(text)}</span>"
         for name, values, text in rows
     )
-    return f"<p class=legend>{legend}</p><div class=stacks>{each}</div>"
+    return f"<p class=legend>{legend}</p><div class=stacks>{items}</div>"
 
 
 def bar(value: int, longest: int, kind: str = "") -> str:
@@ -120,23 +120,23 @@ def search() -> str:
     )
 
 
-def labelled(text: str) -> str:
+def layout_html(text: str) -> str:
     """Return a text such as ``S(0), B -> S(0)`` as HTML, with each SBP as a coloured label."""
     # Escape first: the labels that are added are HTML.
-    marked = re.sub(_SBP, lambda m: _label(m[0]), escaped(text))
+    marked = re.sub(_SBP, lambda m: _sbp_label(m[0]), escape(text))
     return marked.replace("-&gt;", "&rarr;")
 
 
-def moved(text: str) -> str:
+def boxing_html(text: str) -> str:
     """Return a change of layout such as ``S(0) -all_gather(0)-> B`` as HTML.
 
     The operation is grey, and each SBP a coloured label.
     """
-    marked = re.sub(_MOVE, r"<span class=move>\1 &rarr;</span>", escaped(text))
-    return re.sub(_SBP, lambda m: _label(m[0]), marked)
+    marked = re.sub(_MOVE, r"<span class=move>\1 &rarr;</span>", escape(text))
+    return re.sub(_SBP, lambda m: _sbp_label(m[0]), marked)
 
 
-def _label(sbp: str) -> str:
+def _sbp_label(sbp: str) -> str:
     kind = {"S": "sbp s", "P": "sbp p", "B": "sbp"}[sbp[0]]
     return f'<span class="{kind}">{sbp}</span>'
 
@@ -156,7 +156,7 @@ def table(
         boxes: indices of the rows to mark, such as those that send.
     """
     top = "".join(
-        f'<th{" class=n" if number else ""}><button type="button">{escaped(text)}</button></th>'
+        f'<th{" class=n" if number else ""}><button type="button">{escape(text)}</button></th>'
         for text, number in heads
     )
     body = "\n".join(
@@ -176,4 +176,4 @@ def cell(text: str, kind: str = "") -> str:
 
 def number(value: int, text: str) -> str:
     """Return a table cell that shows ``text`` and is sorted by ``value``."""
-    return f'<td class=n data-n="{value}">{escaped(text)}</td>'
+    return f'<td class=n data-n="{value}">{escape(text)}</td>'

@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirrored.readable import readable
+from mirrored.readable import escape_invisible
 
 INK = {
     # name: (light, dark)
@@ -77,8 +77,8 @@ class Drawing:
         light, dark = (
             ";".join(f"--{name}:{both[i]}" for name, both in INK.items()) for i in (0, 1)
         )
-        looks = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
-        return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{looks}</style>\n")
+        css = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+        return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{css}</style>\n")
 
     def inside(self) -> str:
         """Return the drawing as SVG to be embedded in an HTML page.
@@ -87,42 +87,44 @@ class Drawing:
         """
         return self._svg("", "")
 
-    def _svg(self, more: str, looks: str) -> str:
+    def _svg(self, attributes: str, css: str) -> str:
         size = f"{self.width:g} {self.height:g}"
         return (
-            f'<svg{more} viewBox="0 0 {size}" '
+            f'<svg{attributes} viewBox="0 0 {size}" '
             f'width="{self.width:g}" height="{self.height:g}" role="img" '
             f'aria-label="{_escaped(self.name)}" font-family="{FONT}">\n'
-            f"{looks}"
+            f"{css}"
             '<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse" '
             'patternTransform="rotate(45)"><rect width="2.5" height="6" fill="#ffffff" '
             'fill-opacity=".55"/></pattern></defs>\n'
             f'<rect width="{self.width:g}" height="{self.height:g}" style="fill:var(--paper)"/>\n'
-            + "\n".join(map(_svg, self.shapes))
+            + "\n".join(map(_shape_svg, self.shapes))
             + "\n</svg>\n"
         )
 
 
-def _svg(shape: Box | Words) -> str:
+def _shape_svg(shape: Box | Words) -> str:
     if isinstance(shape, Words):
         weight = ' font-weight="600"' if shape.bold else ""
         return (
             f'<text x="{shape.x:.6g}" y="{shape.y:.6g}" font-size="{shape.size:g}" '
-            f'text-anchor="{shape.anchor}" style="fill:{_paint(shape.fill)};white-space:pre"'
+            f'text-anchor="{shape.anchor}" style="fill:{_css_colour(shape.fill)};white-space:pre"'
             f"{weight}>{_escaped(shape.text)}</text>"
         )
     place = (
         f'x="{shape.x:.6g}" y="{shape.y:.6g}" width="{shape.width:.6g}" height="{shape.height:.6g}"'
     )
-    style = f"fill:{_paint(shape.fill)}" + (f";stroke:{_paint(shape.edge)}" if shape.edge else "")
+    style = f"fill:{_css_colour(shape.fill)}" + (
+        f";stroke:{_css_colour(shape.edge)}" if shape.edge else ""
+    )
     title = f"<title>{_escaped(shape.title)}</title>" if shape.title else ""
-    drawn = f'<rect {place} style="{style}">{title}</rect>'
-    return drawn + (f'<rect {place} fill="url(#stripes)"/>' if shape.striped else "")
+    rect = f'<rect {place} style="{style}">{title}</rect>'
+    return rect + (f'<rect {place} fill="url(#stripes)"/>' if shape.striped else "")
 
 
 def _escaped(text: str) -> str:
-    return html.escape(readable(text))
+    return html.escape(escape_invisible(text))
 
 
-def _paint(name: str) -> str:
+def _css_colour(name: str) -> str:
     return f"var(--{name})" if name in INK else name or "none"

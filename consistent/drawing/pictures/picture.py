@@ -12,7 +12,7 @@ from .colours import shows_blocks, shows_colours
 from .drawing import Drawing
 from .png import png
 
-_WAYS = ('.save("picture.svg")', '.save("picture.png")')
+_EXAMPLES = ('.save("picture.svg")', '.save("picture.png")')
 
 
 class Picture:
@@ -54,7 +54,7 @@ class Picture:
         if kind not in (".svg", ".png"):
             raise ValueError(
                 f"save: {str(path)!r} ends in {target.suffix or 'no suffix'!r}, and a picture is "
-                f"an SVG or a PNG. Write {' or '.join(_WAYS)}."
+                f"an SVG or a PNG. Write {' or '.join(_EXAMPLES)}."
             )
         drawing = self.drawing()
         return write(target, drawing.svg() if kind == ".svg" else png(drawing, target))

@@ -43,24 +43,24 @@ def png(drawing: Drawing, path: Path) -> bytes:
         else:
             axes.text(
                 shape.x, shape.y, shape.text.replace("$", r"\$"),
-                fontsize=shape.size * 72 / _DPI, color=_light(shape.fill),
+                fontsize=shape.size * 72 / _DPI, color=_light_colour(shape.fill),
                 ha=_ANCHORS[shape.anchor], va="baseline",
                 fontweight="bold" if shape.bold else "normal",
             )  # fmt: skip
-    made = BytesIO()
-    sheet.savefig(made, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
-    return made.getvalue()
+    buffer = BytesIO()
+    sheet.savefig(buffer, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
+    return buffer.getvalue()
 
 
 def _add_box(axes: Any, rectangle: Callable[..., Any], shape: Box) -> None:
     """Draw a box on matplotlib's ``axes``, with stripes above its colour if it has any."""
     place = (shape.x, shape.y), shape.width, shape.height
-    look = {"facecolor": _light(shape.fill), "edgecolor": _light(shape.edge)}
-    axes.add_patch(rectangle(*place, linewidth=0.8, **look))
+    style = {"facecolor": _light_colour(shape.fill), "edgecolor": _light_colour(shape.edge)}
+    axes.add_patch(rectangle(*place, linewidth=0.8, **style))
     if shape.striped:
         stripes = {"hatch": "////", "facecolor": "none", "edgecolor": "#ffffff99"}
         axes.add_patch(rectangle(*place, linewidth=0, **stripes))
 
 
-def _light(name: str) -> str:
+def _light_colour(name: str) -> str:
     return INK[name][0] if name in INK else name or "none"

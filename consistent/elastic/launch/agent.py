@@ -27,12 +27,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from mirrored.transports.faults.store import LimitedStore
 
 from . import mail
-from .membership import SILENT_S
+from .membership import SILENCE_LIMIT_S
 
 VARIABLE = "CONSISTENT_ELASTIC"  # in the environment of a process that may be a rank
-_TURN_S = 0.02
-_BEAT_S = 0.5
-_END_S = 5  # seconds that processes get to end by themselves
+_POLL_S = 0.02
+_HEARTBEAT_S = 0.5
+_EXIT_GRACE_S = 5  # seconds that processes get to end by themselves
 
 
 class Agent:
@@ -61,16 +61,20 @@ class Agent:
         self._number, self._host, self._port = number, host, port
         self._command, self._environment = list(command), environment
         self.is_cut_off = False
-        self._logs = tempfile.mkdtemp(prefix="consistent-run-")
-        self._running: dict[str, PContext] = {}
-        self._places: dict[str, int] = {}  # name -> LOCAL_RANK
-        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._looks = LimitedStore(mail.client(host, port), SILENT_S)
-        gone = {"is": "finish", "code": 1, "why": self._out_of_reach()}
-        self._mail = mail.Mailbox(
-            host, port, mail.agent(number), self._told.put, lambda: self._told.put(gone)
+        self._log_folder = tempfile.mkdtemp(prefix="consistent-run-")
+        self._contexts: dict[str, PContext] = {}
+        self._local_ranks: dict[str, int] = {}  # name -> LOCAL_RANK
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._store = LimitedStore(mail.client(host, port), SILENCE_LIMIT_S)
+        unreachable = {"is": "finish", "code": 1, "why": self._unreachable_message()}
+        self._mailbox = mail.Mailbox(
+            host,
+            port,
+            mail.agent_queue(number),
+            self._messages.put,
+            lambda: self._messages.put(unreachable),
         )
-        self._beat_at = 0.0
+        self._next_heartbeat = 0.0
 
     def run(self, processes: int) -> int:
         """Start ``processes`` processes, and return the exit status that the leader sends.
@@ -80,60 +84,60 @@ class Agent:
         """
         try:
             for _ in range(processes):
-                self._start()
+                self._start_process()
             while True:
-                code = self._turn()
+                code = self._poll()
                 if code is not None:
                     return code
-                time.sleep(_TURN_S)
+                time.sleep(_POLL_S)
         except RuntimeError:
             self.is_cut_off = True
-            print(self._out_of_reach(), file=sys.stderr, flush=True)
+            print(self._unreachable_message(), file=sys.stderr, flush=True)
             return 1
         finally:
-            for context in self._running.values():
-                context.close(signal.SIGTERM, timeout=_END_S)
-            self._mail.close()
-            shutil.rmtree(self._logs, ignore_errors=True)
+            for context in self._contexts.values():
+                context.close(signal.SIGTERM, timeout=_EXIT_GRACE_S)
+            self._mailbox.close()
+            shutil.rmtree(self._log_folder, ignore_errors=True)
 
-    def _out_of_reach(self) -> str:
+    def _unreachable_message(self) -> str:
         return (
             f"elastic: the store at {self._host}:{self._port} cannot be reached. Only the side "
             "that holds the store goes on, so the processes of this host end."
         )
 
-    def _turn(self) -> int | None:
+    def _poll(self) -> int | None:
         """Handle the messages that have come, look for processes that have ended, and send a beat.
 
         A beat tells the leader that this host is alive. Returns the exit status once the leader
         has sent it; None before.
         """
-        while not self._told.empty():
-            message = self._told.get()
+        while not self._messages.empty():
+            message = self._messages.get()
             if message["is"] == "finish":
                 if message["why"]:
                     print(message["why"], file=sys.stderr, flush=True)
                 return message["code"]
-            self._obey(message)
-        for name, context in list(self._running.items()):
-            self._look(name, context)
-        if time.monotonic() > self._beat_at:
-            self._beat_at = time.monotonic() + _BEAT_S
+            self._handle_message(message)
+        for name, context in list(self._contexts.items()):
+            self._check_ended(name, context)
+        if time.monotonic() > self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + _HEARTBEAT_S
             # Raises RuntimeError if the store does not answer in time; ``Agent.run`` then ends the
             # processes of this host.
-            self._looks.ask(lambda store: store.check(["elastic/alive"]))
-            self._say("beat")
+            self._store.ask(lambda store: store.check(["elastic/alive"]))
+            self._report("beat")
         return None
 
-    def _say(self, kind: str, **more: Any) -> None:
+    def _report(self, kind: str, **more: Any) -> None:
         """Send a message of this kind to the leader, with the entries ``more``."""
-        self._mail.send(mail.LEADER, {"is": kind, "agent": self._number, **more})
+        self._mailbox.send(mail.LEADER, {"is": kind, "agent": self._number, **more})
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         """Start a process, or kill one, as a message of the leader says."""
         if message["is"] == "start":
-            self._start()
-        context = self._running.get(message.get("name", ""))
+            self._start_process()
+        context = self._contexts.get(message.get("name", ""))
         if context is None:
             return
         pid = context.pids()[0]
@@ -141,16 +145,16 @@ class Agent:
         if message["is"] == "kill" or _is_stopped(pid):
             os.killpg(pid, signal.SIGKILL)
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         """Start one more process that may become a rank, and report it to the leader."""
         name = f"{self._number}-{uuid.uuid4().hex[:8]}"
-        taken = set(self._places.values())
+        used = set(self._local_ranks.values())
         # The lowest free LOCAL_RANK.
-        place = next(k for k in range(len(taken) + 1) if k not in taken)
+        local_rank = next(k for k in range(len(used) + 1) if k not in used)
         address = {"host": self._host, "port": self._port, "name": name}
         environment = {
             **self._environment,
-            "LOCAL_RANK": str(place),
+            "LOCAL_RANK": str(local_rank),
             VARIABLE: json.dumps(address),
         }
         context = start_processes(
@@ -158,29 +162,29 @@ class Agent:
             entrypoint=self._command[0],
             args={0: tuple(self._command[1:])},
             envs={0: environment},
-            logs_specs=DefaultLogsSpecs(log_dir=os.path.join(self._logs, name)),
+            logs_specs=DefaultLogsSpecs(log_dir=os.path.join(self._log_folder, name)),
         )
-        self._running[name], self._places[name] = context, place
-        self._say("began", name=name, pid=context.pids()[0])
+        self._contexts[name], self._local_ranks[name] = context, local_rank
+        self._report("began", name=name, pid=context.pids()[0])
 
-    def _look(self, name: str, context: PContext) -> None:
+    def _check_ended(self, name: str, context: PContext) -> None:
         """Report to the leader if process ``name`` has ended.
 
         If it has failed, the processes that it had started are killed.
         """
-        ended = context.wait(0)
-        if ended is None:
+        result = context.wait(0)
+        if result is None:
             return
-        code = ended.failures[0].exitcode if ended.failures else 0
+        code = result.failures[0].exitcode if result.failures else 0
         if code:
             # What it has started, such as the workers of a DataLoader, is in its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(context.pids()[0], signal.SIGKILL)
-        del self._running[name], self._places[name]
-        self._say("ended", name=name, how=_said_of(code))
+        del self._contexts[name], self._local_ranks[name]
+        self._report("ended", name=name, how=_describe_exit(code))
 
 
-def _said_of(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Return how a process has ended: ``has ended with status 1``, ``was ended by SIGKILL``."""
     if code >= 0:
         return f"has ended with status {code}"

@@ -26,17 +26,17 @@ class Leader:
     def __init__(self, host: str, port: int, membership: Membership) -> None:
         self.store: Any = TCPStore(host, port, is_master=True, wait_for_workers=False)
         self.port: int = self.store.port
-        self._rules = membership
-        self._reads = mail.client(host, self.port)
-        self._writes = mail.client(host, self.port)
+        self._membership = membership
+        self._read_store = mail.client(host, self.port)
+        self._write_store = mail.client(host, self.port)
         self._thread = threading.Thread(target=self._run, name="consistent-leader", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while self._rules.code is None or self._rules.workers:
-            said = mail.receive(self._reads, mail.LEADER)
-            for to, message in self._rules.hear(said, time.monotonic()):
-                mail.send(self._writes, to, message)
-            for line in self._rules.log:
+        while self._membership.code is None or self._membership.workers:
+            received = mail.receive(self._read_store, mail.LEADER)
+            for to, message in self._membership.handle(received, time.monotonic()):
+                mail.send(self._write_store, to, message)
+            for line in self._membership.log:
                 print(line, file=sys.stderr, flush=True)
-            self._rules.log.clear()
+            self._membership.log.clear()

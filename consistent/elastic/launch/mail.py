@@ -29,12 +29,12 @@ def client(host: str, port: int, timeout: timedelta = _FOREVER) -> Any:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
-def agent(number: int) -> str:
+def agent_queue(number: int) -> str:
     """Return the name of the message queue that launcher ``number`` reads."""
     return f"agent/{number}"
 
 
-def worker(name: str) -> str:
+def worker_queue(name: str) -> str:
     """Return the name of the message queue of process ``name``, which is or may become a rank."""
     return f"worker/{name}"
 
@@ -58,9 +58,9 @@ class Mailbox:
 
     Args:
         host, port: the address of the store.
-        queue: the name of the queue, from ``agent`` or ``worker``.
-        take: called in the thread with each message.
-        lost: called in the thread once if the store can no longer be reached.
+        queue: the name of the queue, from ``agent_queue`` or ``worker_queue``.
+        on_message: called in the thread with each message.
+        on_lost: called in the thread once if the store can no longer be reached.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class Mailbox:
         host: str,
         port: int,
         queue: str,
-        take: Callable[[dict[str, Any]], None],
-        lost: Callable[[], None],
+        on_message: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[], None],
     ) -> None:
         # Two connections, because the one that waits for a message is blocked.
-        self._reads, self._writes = client(host, port), client(host, port)
-        self._queue, self._take, self._lost = queue, take, lost
+        self._read_store, self._write_store = client(host, port), client(host, port)
+        self._queue, self._on_message, self._on_lost = queue, on_message, on_lost
         self._thread = threading.Thread(target=self._run, name="consistent-mail", daemon=True)
         self._thread.start()
 
     def send(self, to: str, message: dict[str, Any]) -> None:
         """Put ``message`` into the queue ``to`` of another process."""
-        send(self._writes, to, message)
+        send(self._write_store, to, message)
 
     def close(self) -> None:
         """End the thread; nothing is done if the store cannot be reached any more."""
         try:
-            send(self._writes, self._queue, {"is": "close"})
+            send(self._write_store, self._queue, {"is": "close"})
         except RuntimeError:
             return
         self._thread.join(1.0)
@@ -92,10 +92,10 @@ class Mailbox:
     def _run(self) -> None:
         while True:
             try:
-                message = receive(self._reads, self._queue)
+                message = receive(self._read_store, self._queue)
             except RuntimeError:
-                self._lost()
+                self._on_lost()
                 return
             if message["is"] == "close":
                 return
-            self._take(message)
+            self._on_message(message)

@@ -19,27 +19,27 @@ from .membership import Membership
 
 def main(words: list[str]) -> int:
     """Run ``python -m consistent run`` with the arguments ``words``, and return the exit status."""
-    given = _parser().parse_args(words)
-    hosts, most_hosts = _hosts(given.nnodes)
-    least = hosts * given.nproc_per_node if ":" in given.nnodes else 1
+    args = _parser().parse_args(words)
+    hosts, most_hosts = _host_range(args.nnodes)
+    least = hosts * args.nproc_per_node if ":" in args.nnodes else 1
     membership = Membership(
-        least=given.least or least,
-        most=most_hosts * given.nproc_per_node,
-        patience_s=given.patience,
-        restarts=given.max_restarts,
+        least=args.least or least,
+        most=most_hosts * args.nproc_per_node,
+        patience_s=args.patience,
+        restarts=args.max_restarts,
         hosts=hosts,
     )
-    host, _, port = (given.endpoint or "127.0.0.1:0").rpartition(":")
-    leader = Leader(host, int(port), membership) if given.node_rank == 0 else None
-    at = leader.port if leader is not None else int(port)
+    host, _, port = (args.endpoint or "127.0.0.1:0").rpartition(":")
+    leader = Leader(host, int(port), membership) if args.node_rank == 0 else None
+    store_port = leader.port if leader is not None else int(port)
     if leader is None:
-        _wait_for(host, at)
-    script = [given.script] if given.no_python else [sys.executable, "-u", given.script]
-    if given.module:
-        script = [sys.executable, "-u", "-m", given.script]
-    agent = Agent(given.node_rank, host, at, [*script, *given.arguments], _environment(given))
+        _wait_for_store(host, store_port)
+    script = [args.script] if args.no_python else [sys.executable, "-u", args.script]
+    if args.module:
+        script = [sys.executable, "-u", "-m", args.script]
+    agent = Agent(args.node_rank, host, store_port, [*script, *args.arguments], _environment(args))
     try:
-        code = agent.run(given.nproc_per_node)
+        code = agent.run(args.nproc_per_node)
         if agent.is_cut_off:  # a normal exit would tear down threads that are inside store calls
             sys.stderr.flush()
             os._exit(code)
@@ -50,16 +50,16 @@ def main(words: list[str]) -> int:
         return 128 + signal.SIGINT
 
 
-def _environment(given: Any) -> dict[str, str]:
-    return {"LOCAL_WORLD_SIZE": str(given.nproc_per_node)}
+def _environment(args: Any) -> dict[str, str]:
+    return {"LOCAL_WORLD_SIZE": str(args.nproc_per_node)}
 
 
-def _hosts(text: str) -> tuple[int, int]:
+def _host_range(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
     return int(first), int(last or first)
 
 
-def _wait_for(host: str, port: int) -> None:
+def _wait_for_store(host: str, port: int) -> None:
     """Wait until the first launcher's store listens at ``host`` and ``port``."""
     mail.client(host, port, timedelta(seconds=300))
 

@@ -35,7 +35,7 @@ from ..scope import ViewName, current_view
 from ..session import JobRun, Minimizer
 from .arguments import Arguments
 from .function_config import FunctionConfig
-from .results import returned
+from .results import to_numpy
 
 Kind = Literal["train", "predict"]
 
@@ -102,7 +102,7 @@ class Job:
         self._arguments = Arguments(self.name, signature)
         self._optimizer: torch.optim.Optimizer | None = None
         self._model: _Model | None = None
-        self._parallel: Callable[..., Any] | None = None
+        self._parallel_function: Callable[..., Any] | None = None
 
     @property
     def view(self) -> ViewName:
@@ -118,12 +118,12 @@ class Job:
         inputs = self._arguments.read(args, kwargs, view, placement)
         run = JobRun(self.name, view, placement, self.settings.dtype)
         if self.kind == "predict":
-            with session.start(run), torch.no_grad():
-                return returned(self._function(*inputs))
-        call = self._function if view == "consistent" else self._copies(run, inputs)
-        with session.start(run):
-            result = returned(call(*inputs))  # before the step: a variable may be among the results
-            self._step(run)
+            with session.enter_run(run), torch.no_grad():
+                return to_numpy(self._function(*inputs))
+        call = self._function if view == "consistent" else self._data_parallel_function(run, inputs)
+        with session.enter_run(run):
+            result = to_numpy(call(*inputs))  # before the step: a variable may be among the results
+            self._optimizer_step(run)
         return result
 
     # -- where ------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Job:
             )
         return placement
 
-    def _copies(self, run: JobRun, inputs: list[Any]) -> Callable[..., Any]:
+    def _data_parallel_function(self, run: JobRun, inputs: list[Any]) -> Callable[..., Any]:
         """Return the job's function as a data-parallel module, for the mirrored view.
 
         In it every rank has a copy of the variables, and gradients are averaged in backward. The
@@ -159,12 +159,12 @@ class Job:
             )
         # DataParallel needs all parameters before the first real call.
         if self._model is None:
-            self._model = _Model(self._function, self._first_variables(run, inputs))
-            self._parallel = DataParallel(self._model) if size > 1 else self._model
-        assert self._parallel is not None
-        return self._parallel
+            self._model = _Model(self._function, self._create_variables(run, inputs))
+            self._parallel_function = DataParallel(self._model) if size > 1 else self._model
+        assert self._parallel_function is not None
+        return self._parallel_function
 
-    def _first_variables(self, run: JobRun, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
+    def _create_variables(self, run: JobRun, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
         """Run the function once to create its variables, and return the trainable ones by name.
 
         The results are dropped. The state of torch's random generator is restored, so that the call
@@ -172,47 +172,47 @@ class Job:
         """
         trial = JobRun(run.job, run.view, run.placement, run.dtype)
         state = torch.get_rng_state()
-        with session.start(trial), torch.no_grad():
+        with session.enter_run(trial), torch.no_grad():
             self._function(*inputs)
         torch.set_rng_state(state)
         return {n: v.seen_by(run.view) for n, v in trial.used.items() if v.trainable}
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def _step(self, run: JobRun) -> None:
-        words = run.optimizer or self.settings.train.optimizer()
-        if not run.losses or words is None:
-            lacks = "no loss was given" if not run.losses else "no learning rate was set"
+    def _optimizer_step(self, run: JobRun) -> None:
+        description = run.optimizer or self.settings.train.optimizer()
+        if not run.losses or description is None:
+            problem = "no loss was given" if not run.losses else "no learning rate was set"
             raise ValueError(
-                f"{self.name}: it is of type train, and {lacks}.\n"
+                f"{self.name}: it is of type train, and {problem}.\n"
                 "  A training job takes a step at its end.\n"
                 "  Call optimizer.SGD(...).minimize(loss) in it, or losses.add_loss(loss) with "
                 'config.train.primary_lr(...); or make it of type "predict".'
             )
-        optimizer = self._optimizer_for(run, words)
+        optimizer = self._optimizer_for(run, description)
         optimizer.zero_grad()
         total: Any = sum(_mean(loss) for loss in run.losses)
         total.backward()
         optimizer.step()
         self.steps += 1
 
-    def _optimizer_for(self, run: JobRun, words: Minimizer) -> torch.optim.Optimizer:
+    def _optimizer_for(self, run: JobRun, description: Minimizer) -> torch.optim.Optimizer:
         """Return the job's torch optimizer, with the learning rate of this step.
 
         It has all variables that the job has used so far: variables that are new in this call
-        (``run``) are added, as one parameter group per placement. ``words`` describes the
+        (``run``) are added, as one parameter group per placement. ``description`` describes the
         optimizer, which is made in the first call.
         """
-        used = [v for v in run.used.values() if v.trainable]
-        held = {id(p) for g in self._groups() for p in g["params"]}
-        fresh: dict[Placement, list[Any]] = {}
-        for variable in used:
+        used_variables = [v for v in run.used.values() if v.trainable]
+        known_ids = {id(p) for g in self._param_groups() for p in g["params"]}
+        new_parameters: dict[Placement, list[Any]] = {}
+        for variable in used_variables:
             parameter = variable.seen_by(run.view)
-            if id(parameter) not in held:
-                fresh.setdefault(variable.value.placement, []).append(parameter)
-        for parameters in fresh.values():
+            if id(parameter) not in known_ids:
+                new_parameters.setdefault(variable.value.placement, []).append(parameter)
+        for parameters in new_parameters.values():
             if self._optimizer is None:
-                self._optimizer = words.make(parameters)
+                self._optimizer = description.make(parameters)
             else:
                 # A new group, so that the state of the earlier variables stays.
                 self._optimizer.add_param_group({"params": parameters})
@@ -222,11 +222,11 @@ class Job:
                 "  There is nothing that a step could change.\n"
                 "  Make variables with layers or get_variable(..., trainable=True)."
             )
-        for group in self._groups():
-            group["lr"] = words.lr_scheduler(self.steps)
+        for group in self._param_groups():
+            group["lr"] = description.lr_scheduler(self.steps)
         return self._optimizer
 
-    def _groups(self) -> list[dict]:
+    def _param_groups(self) -> list[dict]:
         return self._optimizer.param_groups if self._optimizer else []
 
 
@@ -244,11 +244,11 @@ class _Model(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         result = self._function(*inputs)
-        run = session.running_in("job")
-        late = [n for n, v in run.used.items() if v.trainable and n not in self._names]
-        if late:
+        run = session.require_run("job")
+        late_names = [n for n, v in run.used.items() if v.trainable and n not in self._names]
+        if late_names:
             raise RuntimeError(
-                f"{run.job}: variable {late[0]!r} was made after the job's first call.\n"
+                f"{run.job}: variable {late_names[0]!r} was made after the job's first call.\n"
                 "  Under the mirrored view the copies are kept equal for the variables of the "
                 "first call.\n"
                 "  Use the same variables at every call."
@@ -257,5 +257,5 @@ class _Model(torch.nn.Module):
 
 
 def _mean(loss: Any) -> Any:
-    whole = pack(loss, len(loss)) if isinstance(loss, MicroBatches) else loss
-    return whole.mean()
+    full_loss = pack(loss, len(loss)) if isinstance(loss, MicroBatches) else loss
+    return full_loss.mean()

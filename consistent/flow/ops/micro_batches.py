@@ -60,17 +60,19 @@ def op(function: Callable[..., Any]) -> Callable[..., Any]:
                 "  Unpack all of them into the same number."
             )
         for count in counts:
-            return MicroBatches(run(*_part(args, k), **_part(kwargs, k)) for k in range(count))
-        target = _placement([*args, *kwargs.values()])
+            return MicroBatches(
+                run(*_micro_batch(args, k), **_micro_batch(kwargs, k)) for k in range(count)
+            )
+        target = _op_placement([*args, *kwargs.values()])
         if target is None:
             return function(*args, **kwargs)
-        moved = {name: at(value, target) for name, value in kwargs.items()}
-        return function(*(at(value, target) for value in args), **moved)
+        moved = {name: move_to(value, target) for name, value in kwargs.items()}
+        return function(*(move_to(value, target) for value in args), **moved)
 
     return run
 
 
-def at(x: Any, placement: Placement) -> Any:
+def move_to(x: Any, placement: Placement) -> Any:
     """Return a global tensor ``x`` moved to ``placement``.
 
     Over several devices it is split along dim 0; a tensor without dims, or on one device, is
@@ -83,20 +85,22 @@ def at(x: Any, placement: Placement) -> Any:
     return x.to_global(placement=placement, sbp=(entry,) * placement.ndim)
 
 
-def _part(values: Any, k: int) -> Any:
+def _micro_batch(values: Any, k: int) -> Any:
     if isinstance(values, dict):
-        return dict(zip(values, _part(tuple(values.values()), k)))
+        return dict(zip(values, _micro_batch(tuple(values.values()), k)))
     return tuple(v[k] if isinstance(v, MicroBatches) else v for v in values)
 
 
-def _placement(values: list[Any]) -> Placement | None:
+def _op_placement(values: list[Any]) -> Placement | None:
     """Return the placement on which an op with the arguments ``values`` runs.
 
     The innermost entered scope decides. Without a scope the op runs on the placement of its
     arguments, or, if they have several placements, on that of the job. Returns None if no argument
     is a global tensor.
     """
-    found = {v.placement for v in values if isinstance(v, GlobalTensor)}
-    if not found:
+    placements = {v.placement for v in values if isinstance(v, GlobalTensor)}
+    if not placements:
         return None
-    return current_placement() or (found.pop() if len(found) == 1 else session.place())
+    return current_placement() or (
+        placements.pop() if len(placements) == 1 else session.current_or_default_placement()
+    )

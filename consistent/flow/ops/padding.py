@@ -16,7 +16,7 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def same(
+def pad_same(
     x: Any,
     padding: str,
     kernel: tuple[int, int],

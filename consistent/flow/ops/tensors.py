@@ -30,40 +30,40 @@ class placement(Placement):  # noqa: N801  (the documents' name)
         return Placement(type, range(config.world_size()))
 
 
-def _either(name: str) -> Callable[..., Any]:
+def _plain_or_global(name: str) -> Callable[..., Any]:
     """Return the factory ``name``, such as ``zeros``, which makes a plain or a global tensor.
 
     The factory calls ``consistent.<name>`` if a placement or SBP is passed or a placement scope is
     entered, else ``torch.<name>``.
     """
-    local, made_global = getattr(torch, name), getattr(factories, name)
+    plain_factory, global_factory = getattr(torch, name), getattr(factories, name)
 
-    @functools.wraps(made_global)
+    @functools.wraps(global_factory)
     def make(
         *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
     ) -> Any:
         if placement is None and sbp is None and current_placement() is None:
-            return local(*args, **options)
-        return made_global(*args, placement=placement, sbp=sbp, **options)
+            return plain_factory(*args, **options)
+        return global_factory(*args, placement=placement, sbp=sbp, **options)
 
     return make
 
 
-arange = _either("arange")
+arange = _plain_or_global("arange")
 """``torch.arange``, or ``consistent.arange`` if a placement is passed or entered."""
-empty = _either("empty")
+empty = _plain_or_global("empty")
 """``torch.empty``, or ``consistent.empty`` if a placement is passed or entered."""
-full = _either("full")
+full = _plain_or_global("full")
 """``torch.full``, or ``consistent.full`` if a placement is passed or entered."""
-ones = _either("ones")
+ones = _plain_or_global("ones")
 """``torch.ones``, or ``consistent.ones`` if a placement is passed or entered."""
-rand = _either("rand")
+rand = _plain_or_global("rand")
 """``torch.rand``, or ``consistent.rand`` if a placement is passed or entered."""
-randint = _either("randint")
+randint = _plain_or_global("randint")
 """``torch.randint``, or ``consistent.randint`` if a placement is passed or entered."""
-randn = _either("randn")
+randn = _plain_or_global("randn")
 """``torch.randn``, or ``consistent.randn`` if a placement is passed or entered."""
-zeros = _either("zeros")
+zeros = _plain_or_global("zeros")
 """``torch.zeros``, or ``consistent.zeros`` if a placement is passed or entered."""
 
 

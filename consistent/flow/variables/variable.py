@@ -56,7 +56,7 @@ class Variable:
         # A state of its own, so that the order in which variables are made does not matter.
         seed = generator.get_state().seed if self.seed is None else self.seed
         with (
-            generator.separate(RngState(seed ^ int.from_bytes(digest, "little"), 0)),
+            generator.separate_state(RngState(seed ^ int.from_bytes(digest, "little"), 0)),
             torch.no_grad(),
         ):
             self.initializer(self.value)
@@ -116,7 +116,7 @@ def get_variable(
         ValueError: the variable was made with another shape, dtype or distribute; or there is no
             such variable yet, and no shape to make it.
     """
-    run = session.running()
+    run = session.current_run()
     dtype = dtype or (run.dtype if run else torch.get_default_dtype())
     variable = session.variables.get(name)
     if variable is None:
@@ -126,39 +126,38 @@ def get_variable(
                 f"  Known are {sorted(session.variables) or 'none'}.\n"
                 "  Give its shape (and an initializer)."
             )
-        where = placement or session.place()
-        value = factories.empty(*shape, placement=where, sbp=distribute, dtype=dtype)
+        target = placement or session.current_or_default_placement()
+        value = factories.empty(*shape, placement=target, sbp=distribute, dtype=dtype)
         value = torch.nn.Parameter(value, requires_grad=trainable)
         variable = Variable(name, value, initializer or default_initializer, random_seed)
-        _keep(variable)
+        _register(variable)
     elif shape is not None:
-        _check_same(variable, (tuple(shape), dtype, distribute))
+        _check_matches(variable, (tuple(shape), dtype, distribute))
     if run is not None:
         # The job's optimizer steps the variables that its function has used.
         run.used[name] = variable
     return variable.seen_by(run.view if run else "consistent")
 
 
-def _keep(variable: Variable) -> None:
+def _register(variable: Variable) -> None:
     """Give a new variable its values and register it, so that every job finds it by its name.
 
     The values are those of ``CheckPoint.load`` if that was called before, else the initial ones.
     """
     variable.initialize()
     if variable.name in session.loaded:
-        found = torch.load(session.loaded[variable.name], weights_only=True, mmap=True)
-        variable.load(found)
+        values = torch.load(session.loaded[variable.name], weights_only=True, mmap=True)
+        variable.load(values)
     session.variables[variable.name] = variable
 
 
-def _check_same(variable: Variable, asked: tuple) -> None:
+def _check_matches(variable: Variable, requested: tuple) -> None:
     value = variable.value
-    made = (tuple(value.shape), value.dtype, value.sbp[0])
-    if made != asked:
+    existing = (tuple(value.shape), value.dtype, value.sbp[0])
+    if existing != requested:
         raise ValueError(
-            f"get_variable: {variable.name!r} was made as {made[1]} {made[0]} {made[2]}, and is "
-            "asked for as "
-            f"{asked[1]} {asked[0]} {asked[2]}.\n"
+            f"get_variable: {variable.name!r} was made as {existing[1]} {existing[0]} "
+            f"{existing[2]}, and is asked for as {requested[1]} {requested[0]} {requested[2]}.\n"
             "  One name is one variable.\n"
             "  Give another name (layers: name=), or ask for the same."
         )

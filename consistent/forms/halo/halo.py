@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import resized
+from mirrored.comm import resize_dim
 from mirrored.transports.default import current
 
-from ...rules.halo.halo import FORM, Ranges, clipped, halo_of
+from ...rules.halo.halo import FORM, Ranges, clip_ranges, halo_of
 from ...spec import Coordinate, Split, TensorSpec
 from ..registry import Shards, form
 
 
-class Fetched:
+class FetchedInputs:
     """Which inputs a rank has fetched along ``dim``, and which outputs it computes from them.
 
     Args:
@@ -52,20 +52,20 @@ def halo(shard: Shards) -> Tensor:
     """
     x, parts = shard.tensors[0], []
     for d in dict.fromkeys(e.dim for e in shard.specs[0].sbp if isinstance(e, Split)):
-        if halo_of(shard.call, d) is not None and _is_served(shard, d):
-            x, part = _fetched(shard, x, d)
+        if halo_of(shard.call, d) is not None and _has_to_fetch(shard, d):
+            x, part = _fetch_inputs(shard, x, d)
             parts.append(part)
     return ON_FETCHED[shard.call.name](shard, x, parts)
 
 
 # Op name -> function that runs the op on the fetched inputs.
-ON_FETCHED: dict[str, Callable[[Shards, Tensor, list[Fetched]], Any]] = {}
+ON_FETCHED: dict[str, Callable[[Shards, Tensor, list[FetchedInputs]], Any]] = {}
 
 
-def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
+def run_op_with(shard: Shards, x: Tensor, **changed: Any) -> Any:
     """Run the op on ``x`` in place of its first operand, and with the arguments ``changed``.
 
-    ``again(shard, x, padding=0)`` calls the op with its own arguments but for input and padding.
+    ``run_op_with(shard, x, padding=0)`` calls the op with its own other arguments.
     """
     args, kwargs = [x, *shard.args[1:]], dict(shard.kwargs)
     kwargs.pop("input", None)
@@ -79,7 +79,7 @@ def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
     return shard.run(*args, **kwargs)
 
 
-def cropped(x: Tensor, part: Fetched, start: int) -> Tensor:
+def crop_outputs(x: Tensor, part: FetchedInputs, start: int) -> Tensor:
     """Return the items of ``x`` along the fetched dim that are this rank's outputs.
 
     ``x`` is the op's result on the fetched inputs, in which the rank's own outputs begin at index
@@ -88,7 +88,7 @@ def cropped(x: Tensor, part: Fetched, start: int) -> Tensor:
     return x.narrow(part.dim, start, part.count)
 
 
-def _is_served(shard: Shards, d: int) -> bool:
+def _has_to_fetch(shard: Shards, d: int) -> bool:
     """Return whether the form has to fetch along dim ``d``: whether one of its axes splits it."""
     return any(shard.specs[0].sbp[a] == Split(d) for a in shard.axes)
 
@@ -96,26 +96,26 @@ def _is_served(shard: Shards, d: int) -> bool:
 # -- fetching --------------------------------------------------------------------------------------
 
 
-def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
+def _fetch_inputs(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, FetchedInputs]:
     """Fetch the inputs that this rank's outputs read along ``d``; return (inputs, description)."""
-    found, n = halo_of(shard.call, d), shard.specs[0].shape[d]
-    assert found is not None
-    at, place = place_of(shard), found.place
+    op_halo, n = halo_of(shard.call, d), shard.specs[0].shape[d]
+    assert op_halo is not None
+    coordinate, place = own_coordinate(shard), op_halo.out_dim
 
     def wanted(c: Coordinate) -> Ranges:
         firsts, counts = shard.outs[0].region(c)
-        return found.ranges(firsts[place], firsts[place] + counts[place])
+        return op_halo.ranges(firsts[place], firsts[place] + counts[place])
 
-    firsts, counts = shard.outs[0].region(at)
-    mine, whole = clipped(wanted(at), n), wanted(at)
-    a, b = (whole[0][0], whole[-1][1]) if whole else (0, 0)
+    firsts, counts = shard.outs[0].region(coordinate)
+    clipped_ranges, ranges = clip_ranges(wanted(coordinate), n), wanted(coordinate)
+    a, b = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
     low, high = min(max(-a, 0), b - a), min(max(b - n, 0), b - a)
-    start = mine[0][0] if mine else max(0, min(a, n))
-    part = Fetched(d, start, max(low, 0), max(high, 0), firsts[place], counts[place])
-    return fetch(shard, x, shard.specs[0], d, wanted), part
+    start = clipped_ranges[0][0] if clipped_ranges else max(0, min(a, n))
+    part = FetchedInputs(d, start, max(low, 0), max(high, 0), firsts[place], counts[place])
+    return fetch_ranges(shard, x, shard.specs[0], d, wanted), part
 
 
-def place_of(shard: Shards) -> Coordinate:
+def own_coordinate(shard: Shards) -> Coordinate:
     """Return this rank's coordinate in the placement.
 
     For a rank outside the placement it is the coordinate of the first rank, which has the largest
@@ -124,10 +124,10 @@ def place_of(shard: Shards) -> Coordinate:
     return shard.coordinate or (0,) * shard.placement.ndim
 
 
-def fetch(
-    shard: Shards, x: Tensor, spec: TensorSpec, d: int, wanted: Callable[[Coordinate], Ranges]
+def fetch_ranges(
+    shard: Shards, x: Tensor, spec: TensorSpec, dim: int, ranges_of: Callable[[Coordinate], Ranges]
 ) -> Tensor:
-    """Fetch ranges of the logical tensor along dim ``d``, concatenated in order; differentiable.
+    """Fetch ranges of the logical tensor along ``dim``, concatenated in order; differentiable.
 
     If no axis splits the dim, this is a slice of the shard without communication.
 
@@ -135,23 +135,26 @@ def fetch(
         shard: the call.
         x: this rank's shard of the tensor.
         spec: spec of the tensor.
-        d: the dim to fetch along.
-        wanted: maps a rank's coordinate to the (start, end) ranges it wants. Parts outside the
+        dim: the dim to fetch along.
+        ranges_of: maps a rank's coordinate to the (start, end) ranges it wants. Parts outside the
             tensor are left out.
     """
-    at, asked, own = place_of(shard), {}, {}
-    for c in _group(spec, d, at):
+    coordinate, wanted_ranges, held_ranges = own_coordinate(shard), {}, {}
+    for c in _group_coordinates(spec, dim, coordinate):
         starts, sizes = spec.region(c)
-        asked[c], own[c] = clipped(wanted(c), spec.shape[d]), (starts[d], starts[d] + sizes[d])
-    return _Fetch.apply(x, _Messages(shard, d, at, asked, own))
+        wanted_ranges[c], held_ranges[c] = (
+            clip_ranges(ranges_of(c), spec.shape[dim]),
+            (starts[dim], starts[dim] + sizes[dim]),
+        )
+    return _FetchRanges.apply(x, _Messages(shard, dim, coordinate, wanted_ranges, held_ranges))
 
 
-def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
+def _group_coordinates(spec: TensorSpec, d: int, coordinate: Coordinate) -> list[Coordinate]:
     """Return the coordinates of the ranks that hold the pieces of dim ``d``, in their order.
 
-    ``at`` is the coordinate of this rank, one of them.
+    ``coordinate`` is that of this rank, one of them.
     """
-    group = [at]
+    group = [coordinate]
     for axis, entry in enumerate(spec.sbp):
         if entry == Split(d):
             n = spec.placement.shape[axis]
@@ -160,99 +163,111 @@ def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
 
 
 class _Messages:
-    """The messages that this rank sends and receives in one ``fetch``, in order.
+    """The messages that this rank sends and receives in one ``fetch_ranges``, in order.
 
     ``sends`` are (rank, start in the shard, size), ``receives`` are (rank, size). They are computed
-    from the ranges that each rank holds (``own``) and wants.
+    from the ranges that each rank holds (``held``) and wants.
     """
 
     def __init__(
         self,
         shard: Shards,
         dim: int,
-        at: Coordinate,
+        coordinate: Coordinate,
         wanted: dict[Coordinate, list[tuple[int, int]]],
-        own: dict[Coordinate, tuple[int, int]],
+        held: dict[Coordinate, tuple[int, int]],
     ) -> None:
-        def overlaps(to: Coordinate, source: Coordinate) -> list[tuple[int, int]]:
-            lo, hi = own[source]
-            cut = [(max(a, lo), min(b, hi)) for a, b in wanted[to]]
-            return [(a - lo, b - a) for a, b in cut if a < b]
+        def overlaps(target: Coordinate, source: Coordinate) -> list[tuple[int, int]]:
+            lo, hi = held[source]
+            ranges = [(max(a, lo), min(b, hi)) for a, b in wanted[target]]
+            return [(a - lo, b - a) for a, b in ranges if a < b]
 
         rank_at = shard.placement.rank_at
-        self.dim, self.ranks = dim, tuple(rank_at(c) for c in own)
-        self.sends = [(rank_at(c), a, size) for c in own for a, size in overlaps(c, at)]
+        self.dim, self.ranks = dim, tuple(rank_at(c) for c in held)
+        self.sends = [(rank_at(c), a, size) for c in held for a, size in overlaps(c, coordinate)]
         self.receives = []
-        for a, b in wanted[at]:
-            for c, (lo, hi) in own.items():
+        for a, b in wanted[coordinate]:
+            for c, (lo, hi) in held.items():
                 size = min(b, hi) - max(a, lo)
                 if size > 0:
                     self.receives.append((rank_at(c), size))
         # True only if no rank of the group needs anything from another. All ranks must agree on it,
         # because a rank that exchanges would wait for one that does not.
-        every = [(to, source) for to in own for source in own if to != source]
-        self.local = not any(overlaps(to, source) for to, source in every)
+        pairs = [(target, source) for target in held for source in held if target != source]
+        self.local = not any(overlaps(target, source) for target, source in pairs)
 
 
-def _fetch(x: Tensor, m: _Messages) -> Tensor:
-    """Exchange the messages ``m``, and return the received pieces, concatenated."""
+def _exchange_messages(x: Tensor, messages: _Messages) -> Tensor:
+    """Exchange ``messages``, and return the received pieces, concatenated."""
     if x.is_meta:
-        return x.new_empty(resized(x.shape, m.dim, sum(size for _, size in m.receives)))
-    sends = [(rank, x.narrow(m.dim, a, size).contiguous()) for rank, a, size in m.sends]
-    if m.local:
+        return x.new_empty(
+            resize_dim(x.shape, messages.dim, sum(size for _, size in messages.receives))
+        )
+    sends = [
+        (rank, x.narrow(messages.dim, a, size).contiguous()) for rank, a, size in messages.sends
+    ]
+    if messages.local:
         pieces = [piece for _, piece in sends]
     else:
-        shapes = [(rank, resized(x.shape, m.dim, size), x.dtype) for rank, size in m.receives]
-        pieces = current().exchange(sends, shapes, m.ranks, x.device)
-    return torch.cat(pieces, m.dim) if pieces else x.narrow(m.dim, 0, 0).clone()
+        shapes = [
+            (rank, resize_dim(x.shape, messages.dim, size), x.dtype)
+            for rank, size in messages.receives
+        ]
+        pieces = current().exchange(sends, shapes, messages.ranks, x.device)
+    return torch.cat(pieces, messages.dim) if pieces else x.narrow(messages.dim, 0, 0).clone()
 
 
-def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
-    """Return the gradient of the shard from ``x``, the gradient of the result of ``_fetch``.
+def _return_grads(x: Tensor, messages: _Messages, n: int) -> Tensor:
+    """Return the gradient of the shard from ``x``, that of what ``_exchange_messages`` returned.
 
-    The messages ``m`` go the other way. ``n`` is the number of items of the shard.
+    The ``messages`` go the other way. ``n`` is the number of items of the shard.
     """
     # One element may have been sent to several ranks: their gradients add up.
-    out = x.new_zeros(resized(x.shape, m.dim, n))
+    out = x.new_zeros(resize_dim(x.shape, messages.dim, n))
     if x.is_meta:
         return out
-    parts = x.split([size for _, size in m.receives], m.dim) if m.receives else ()
-    if m.local:
+    parts = (
+        x.split([size for _, size in messages.receives], messages.dim) if messages.receives else ()
+    )
+    if messages.local:
         pieces = list(parts)
     else:
-        sends = [(r, p.contiguous()) for (r, _), p in zip(m.receives, parts, strict=True)]
-        shapes = [(rank, resized(x.shape, m.dim, size), x.dtype) for rank, _, size in m.sends]
-        pieces = current().exchange(sends, shapes, m.ranks, x.device)
-    for (_, a, size), piece in zip(m.sends, pieces, strict=True):
-        out.narrow(m.dim, a, size).add_(piece)
+        sends = [(r, p.contiguous()) for (r, _), p in zip(messages.receives, parts, strict=True)]
+        shapes = [
+            (rank, resize_dim(x.shape, messages.dim, size), x.dtype)
+            for rank, _, size in messages.sends
+        ]
+        pieces = current().exchange(sends, shapes, messages.ranks, x.device)
+    for (_, a, size), piece in zip(messages.sends, pieces, strict=True):
+        out.narrow(messages.dim, a, size).add_(piece)
     return out
 
 
-class _Fetch(torch.autograd.Function):
+class _FetchRanges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, messages: _Messages) -> Tensor:
         ctx.messages, ctx.n = messages, x.shape[messages.dim]
-        return _fetch(x, messages)
+        return _exchange_messages(x, messages)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _GiveBack.apply(grad, ctx.messages, ctx.n), None
+        return _ReturnGrads.apply(grad, ctx.messages, ctx.n), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _Fetch.apply(tangent, ctx.messages)
+        return _FetchRanges.apply(tangent, ctx.messages)
 
 
-class _GiveBack(torch.autograd.Function):
+class _ReturnGrads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, messages: _Messages, n: int) -> Tensor:
         ctx.messages, ctx.n = messages, n
-        return _give_back(x, messages, n)
+        return _return_grads(x, messages, n)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Fetch.apply(grad, ctx.messages), None, None
+        return _FetchRanges.apply(grad, ctx.messages), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _GiveBack.apply(tangent, ctx.messages, ctx.n)
+        return _ReturnGrads.apply(tangent, ctx.messages, ctx.n)

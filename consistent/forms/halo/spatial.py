@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...rules.halo.spatial import (
-    block_rows,
+    block_grid,
     block_window,
-    padding_at,
+    padding_of,
     per_dim,
     pool_window,
-    scaled_by,
+    resampling_factors,
 )
 from ..registry import Shards
-from .halo import ON_FETCHED, Fetched, again, cropped
+from .halo import ON_FETCHED, FetchedInputs, crop_outputs, run_op_with
 
-Parts = list[Fetched]
+Parts = list[FetchedInputs]
 
 
-def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
+def pad_borders(x: Tensor, parts: Parts, value: float) -> Tensor:
     """Pad the fetched inputs ``x`` with ``value`` where they reach past the logical tensor's ends.
 
     The op then runs without padding along the fetched dims.
@@ -43,11 +43,13 @@ def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
     """Return the ``padding`` argument for the op on the fetched inputs ``x``.
 
     One number for each of the ``count`` last dims: 0 along those that were fetched, which
-    ``bordered`` pads, and that of the call along the others.
+    ``pad_borders`` pads, and that of the call along the others.
     """
-    own = {part.dim for part in parts}
+    fetched_dims = {part.dim for part in parts}
     first = x.ndim - count
-    return [0 if first + k in own else padding_at(shard.call, k) or 0 for k in range(count)]
+    return [
+        0 if first + k in fetched_dims else padding_of(shard.call, k) or 0 for k in range(count)
+    ]
 
 
 # -- convolution -----------------------------------------------------------------------------------
@@ -65,53 +67,56 @@ def _local_groups(shard: Shards, x: Tensor) -> dict[str, int]:
 
 def _convolve(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     padding = _paddings(shard, x, parts, shard.tensors[1].ndim - 2)
-    x = bordered(x, parts, 0)
-    return again(shard, x, padding=padding, **_local_groups(shard, x))
+    x = pad_borders(x, parts, 0)
+    return run_op_with(shard, x, padding=padding, **_local_groups(shard, x))
 
 
 def _convolve_transposed(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     count = shard.tensors[1].ndim - 2
     padding = _paddings(shard, x, parts, count)
-    out = again(shard, x, padding=padding, **_local_groups(shard, x))
+    out = run_op_with(shard, x, padding=padding, **_local_groups(shard, x))
     for part in parts:
-        at = part.dim - (x.ndim - count)
-        stride, before = per_dim(shard.get("stride", 1), at, 1), padding_at(shard.call, at) or 0
+        spatial_dim = part.dim - (x.ndim - count)
+        stride, pad_before = (
+            per_dim(shard.get("stride", 1), spatial_dim, 1),
+            padding_of(shard.call, spatial_dim) or 0,
+        )
         # Input ``start`` writes to the logical outputs from start * stride - padding on.
-        out = cropped(out, part, part.first + before - part.start * stride)
+        out = crop_outputs(out, part, part.first + pad_before - part.start * stride)
     return out
 
 
 # -- pooling ---------------------------------------------------------------------------------------
 
 
-def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
-    def finish(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+def _average_pool(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
+    def run(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
         padding = _paddings(shard, x, parts, count)
-        out = again(shard, bordered(x, parts, 0), padding=padding)
+        out = run_op_with(shard, pad_borders(x, parts, 0), padding=padding)
         if "divisor_override" in shard.call.params and shard.get("divisor_override"):
             return out
         for part in parts:
-            out = _recounted(shard, out, part, part.dim - (x.ndim - count))
+            out = _rescale_averages(shard, out, part, part.dim - (x.ndim - count))
         return out
 
-    return finish
+    return run
 
 
-def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
+def _rescale_averages(shard: Shards, out: Tensor, part: FetchedInputs, spatial_dim: int) -> Tensor:
     """Rescale averages of avg_pool to the divisor that torch has for the logical tensor.
 
-    On fetched inputs torch counts the padding that ``bordered`` has added as elements, some of
-    which it does not count on the logical tensor. ``at`` is the index of the fetched dim among the
-    pooled dims.
+    On fetched inputs torch counts the padding that ``pad_borders`` has added as elements, some of
+    which it does not count on the logical tensor. ``spatial_dim`` is the index of the fetched dim
+    among the pooled dims.
     """
-    kernel, stride, before, _ = pool_window(shard.call, at)
-    n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
+    kernel, stride, pad_before, _ = pool_window(shard.call, spatial_dim)
+    n, counts_padding = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
     factors = []
     for place in range(part.first, part.first + part.count):
-        start = place * stride - before
-        end = min(start + kernel, n + before)
-        inside = end - start if counted else min(end, n) - max(start, 0)
-        factors.append(kernel / inside)
+        start = place * stride - pad_before
+        end = min(start + kernel, n + pad_before)
+        divisor = end - start if counts_padding else min(end, n) - max(start, 0)
+        factors.append(kernel / divisor)
     if all(factor == 1 for factor in factors):
         return out
     shape = [1] * out.ndim
@@ -119,81 +124,86 @@ def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
     return out * torch.tensor(factors, dtype=out.dtype, device=out.device).view(shape)
 
 
-def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
-    def finish(shard: Shards, x: Tensor, parts: Parts) -> Any:
+def _max_pool(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
+    def run(shard: Shards, x: Tensor, parts: Parts) -> Any:
         padding = _paddings(shard, x, parts, count)
         # Not 0: padding must never be the maximum.
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        bordered_x = bordered(x, parts, lowest)
-        return _placed(shard, again(shard, bordered_x, padding=padding), bordered_x, parts, count)
+        bordered_x = pad_borders(x, parts, lowest)
+        return _to_logical_indices(
+            shard, run_op_with(shard, bordered_x, padding=padding), bordered_x, parts, count
+        )
 
-    return finish
+    return run
 
 
-def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
+def _to_logical_indices(shard: Shards, result: Any, x: Tensor, parts: Parts, count: int) -> Any:
     """Convert the indices that max_pool returns from the fetched inputs to the logical image.
 
-    ``found`` is the result of the op on ``x``, the padded inputs: (values, flat indices in a
+    ``result`` is that of the op on ``x``, the padded inputs: (values, flat indices in a
     plane), or the values alone, which are returned as they are. ``count`` is the number of pooled
     dims.
     """
-    if isinstance(found, Tensor):
-        return found
-    values, places = found
-    inside, starts = list(x.shape[-count:]), [0] * count
+    if isinstance(result, Tensor):
+        return result
+    values, places = result
+    plane, starts = list(x.shape[-count:]), [0] * count
     for part in parts:
         starts[part.dim - (x.ndim - count)] = part.start - part.low
-    moved, whole = torch.zeros_like(places), shard.specs[0].shape[-count:]
+    logical_index, logical_plane = torch.zeros_like(places), shard.specs[0].shape[-count:]
     for k in range(count):
-        at = places // math.prod(inside[k + 1 :]) % inside[k] + starts[k]
-        moved = moved + at * math.prod(whole[k + 1 :])
-    return values, moved
+        coordinate = places // math.prod(plane[k + 1 :]) % plane[k] + starts[k]
+        logical_index = logical_index + coordinate * math.prod(logical_plane[k + 1 :])
+    return values, logical_index
 
 
-def _adapted(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
-    def finish(shard: Shards, x: Tensor, parts: Parts) -> Any:
+def _adaptive_pool(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
+    def run(shard: Shards, x: Tensor, parts: Parts) -> Any:
         size = list(shard.outs[0].shape[-count:])
         for part in parts:
             size[part.dim - (x.ndim - count)] = part.count
-        found = again(shard, x, output_size=size)
-        return _placed(shard, found, x, parts, count)
+        result = run_op_with(shard, x, output_size=size)
+        return _to_logical_indices(shard, result, x, parts, count)
 
-    return finish
+    return run
 
 
 # -- resampling, blocks ----------------------------------------------------------------------------
 
 
 def _resample(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    logical, made = shard.specs[0].shape, shard.outs[0].shape
+    in_shape, out_shape = shard.specs[0].shape, shard.outs[0].shape
     if shard.get("size") is None:  # the call gives scale factors
-        out = again(shard, x)
+        out = run_op_with(shard, x)
     else:
-        size = list(made[2:])
+        size = list(out_shape[2:])
         for part in parts:
-            size[part.dim - 2] = x.shape[part.dim] * made[part.dim] // logical[part.dim]
-        out = again(shard, x, size=size)
+            size[part.dim - 2] = x.shape[part.dim] * out_shape[part.dim] // in_shape[part.dim]
+        out = run_op_with(shard, x, size=size)
     for part in parts:
-        more, less = scaled_by(logical[part.dim], made[part.dim]) or (1, 1)
-        out = cropped(out, part, part.first - part.start * more // less)
+        numerator, denominator = resampling_factors(in_shape[part.dim], out_shape[part.dim]) or (
+            1,
+            1,
+        )
+        out = crop_outputs(out, part, part.first - part.start * numerator // denominator)
     return out
 
 
-def _to_blocks(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    (part,), width = parts, block_rows(shard.call)[1]
-    out = again(shard, bordered(x, parts, 0), padding=[0, block_window(shard.call, 1)[1]])
+def _im2col(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    (part,), width = parts, block_grid(shard.call)[1]
+    out = run_op_with(shard, pad_borders(x, parts, 0), padding=[0, block_window(shard.call, 1)[1]])
     return out.narrow(-1, part.first - part.first // width * width, part.count)
 
 
-def _from_blocks(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    (part,), width = parts, block_rows(shard.call)[1]
-    (stride, before, span), columns = block_window(shard.call, 0), block_window(shard.call, 1)
+def _col2im(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    (part,), width = parts, block_grid(shard.call)[1]
+    (stride, pad_before, span), columns = block_window(shard.call, 0), block_window(shard.call, 1)
     rows, image = x.shape[-1] // width, shard.get("output_size")[1]
     if rows == 0:  # no block reaches these rows, and the fetch stays in the graph
         return x.new_zeros(shard.out_shape()) + x.sum()
     height = (rows - 1) * stride + span
-    out = again(shard, x, output_size=[height, image], padding=[0, columns[1]])
-    start = part.first - (part.start // width * stride - before)
+    out = run_op_with(shard, x, output_size=[height, image], padding=[0, columns[1]])
+    start = part.first - (part.start // width * stride - pad_before)
     end = start + part.count
     out = out[..., max(0, start) : min(height, end), :]
     return F.pad(out, (0, 0, max(0, -start), max(0, end - height)))
@@ -201,13 +211,14 @@ def _from_blocks(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 ON_FETCHED.update(
     {
-        "col2im": _from_blocks, "im2col": _to_blocks,
-        **{f"adaptive_{kind}_pool{k}d": _adapted(k) for kind in ("avg", "max") for k in (1, 2, 3)},
-        **{f"avg_pool{k}d": _averaged(k) for k in (1, 2, 3)},
+        "col2im": _col2im, "im2col": _im2col,
+        **{f"adaptive_{kind}_pool{k}d": _adaptive_pool(k)
+           for kind in ("avg", "max") for k in (1, 2, 3)},
+        **{f"avg_pool{k}d": _average_pool(k) for k in (1, 2, 3)},
         **{f"conv{k}d": _convolve for k in (1, 2, 3)},
         **{f"conv_transpose{k}d": _convolve_transposed for k in (1, 2, 3)},
-        **{f"max_pool{k}d": _largest(k) for k in (1, 2, 3)},
-        **{f"max_pool{k}d_with_indices": _largest(k) for k in (1, 2, 3)},
+        **{f"max_pool{k}d": _max_pool(k) for k in (1, 2, 3)},
+        **{f"max_pool{k}d_with_indices": _max_pool(k) for k in (1, 2, 3)},
         **{f"upsample_nearest{k}d": _resample for k in (1, 2, 3)},
         **{f"_upsample_nearest_exact{k}d": _resample for k in (1, 2, 3)},
         "upsample_linear1d": _resample, "upsample_trilinear3d": _resample,

@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from ...rules.halo.halo import Ranges
-from ...rules.layout.join import CUT, JOINED, PARTS, offsets
+from ...rules.layout.join import JOIN_FORM, SPLIT_FORM, SPLIT_PARTS_FORM, operand_offsets
 from ...spec import Coordinate, Split
-from ..halo.halo import fetch
+from ..halo.halo import fetch_ranges
 from ..registry import Shards, form
 
 
-@form(JOINED)
+@form(JOIN_FORM)
 def joined(shard: Shards) -> Tensor:
     """Run cat along a split dim: fetch from each operand its part of this rank's result."""
     out = shard.outs[0]
     dim = shard.call.dim("dim", 0, ndim=out.ndim)
     pieces = []
-    for x, spec, start in zip(shard.tensors, shard.specs, offsets(shard.call, dim), strict=True):
+    for x, spec, start in zip(
+        shard.tensors, shard.specs, operand_offsets(shard.call, dim), strict=True
+    ):
         if start is None:  # torch's cat skips this operand
             continue
 
@@ -29,11 +31,11 @@ def joined(shard: Shards) -> Tensor:
             firsts, counts = out.region(c)
             return [(firsts[dim] - start, firsts[dim] + counts[dim] - start)]
 
-        pieces.append(fetch(shard, x, spec, dim, wanted))
+        pieces.append(fetch_ranges(shard, x, spec, dim, wanted))
     return torch.cat(pieces, dim)
 
 
-@form(PARTS)
+@form(SPLIT_PARTS_FORM)
 def parts(shard: Shards) -> tuple[Tensor, ...]:
     """Run split and similar ops on a dim that is split part by part, as by ``S(d, of=...)``.
 
@@ -43,7 +45,7 @@ def parts(shard: Shards) -> tuple[Tensor, ...]:
     return shard.tensors[0].split([shard.out_shape(i)[dim] for i in range(len(shard.outs))], dim)
 
 
-@form(CUT)
+@form(SPLIT_FORM)
 def cut(shard: Shards) -> tuple[Tensor, ...]:
     """Run split and similar ops: fetch this rank's piece of every output, in one exchange."""
     (spec,), outs = shard.specs, shard.outs
@@ -59,5 +61,5 @@ def cut(shard: Shards) -> tuple[Tensor, ...]:
             for start, (firsts, counts) in zip(starts, boxes, strict=False)
         ]
 
-    x = fetch(shard, shard.tensors[0], spec, dim, wanted)
+    x = fetch_ranges(shard, shard.tensors[0], spec, dim, wanted)
     return x.split([shard.out_shape(i)[dim] for i in range(len(outs))], dim)

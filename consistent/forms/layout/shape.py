@@ -25,13 +25,13 @@ def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
 
     No values of other ranks are needed.
     """
-    made = []
+    outputs = []
     for i, x in enumerate(shard.tensors):
-        at = next(e.dim for e in shard.outs[i].sbp if isinstance(e, Split))
+        dim = next(e.dim for e in shard.outs[i].sbp if isinstance(e, Split))
         shape = [1] * len(shard.outs)
-        shape[at] = -1
-        made.append(x.reshape(shape).expand(shard.out_shape(i)))
-    return tuple(made)
+        shape[dim] = -1
+        outputs.append(x.reshape(shape).expand(shard.out_shape(i)))
+    return tuple(outputs)
 
 
 @form("triangular")

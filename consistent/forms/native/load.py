@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..seeds import signed
+from ..seeds import signed_seed
 
 __all__ = [
     "bernoulli_",
@@ -37,14 +37,16 @@ _ops = torch.ops.consistent
 Ints = Sequence[int] | None
 
 
-def _where(x: Tensor, seed: int, counter: int, starts: Ints, logical_sizes: Ints) -> tuple:
+def _random_arguments(
+    x: Tensor, seed: int, counter: int, starts: Ints, logical_sizes: Ints
+) -> tuple:
     """Return the arguments (seed, counter, starts, logical sizes) of a random native op on ``x``.
 
     Without ``starts`` or ``logical_sizes``, ``x`` counts as the whole tensor.
     """
     if starts is None:
         starts = [0] * x.dim()
-    return signed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
+    return signed_seed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
 
 
 def uniform_(
@@ -62,7 +64,7 @@ def uniform_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.uniform_(out, low, high, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -81,7 +83,7 @@ def normal_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.normal_(out, mean, std, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -100,7 +102,7 @@ def log_normal_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.log_normal_(out, mean, std, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -118,7 +120,7 @@ def exponential_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.exponential_(out, rate, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -137,7 +139,7 @@ def cauchy_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.cauchy_(out, median, scale, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -155,7 +157,7 @@ def geometric_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.geometric_(out, p, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -177,7 +179,7 @@ def bernoulli_(
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
-    op(out, p, *_where(out, seed, counter, starts, logical_sizes))
+    op(out, p, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -196,7 +198,7 @@ def randint_(
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
     ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
-    _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
+    _ops.randint_(out, low, high, *_random_arguments(out, seed, counter, starts, logical_sizes))
     return out
 
 
@@ -215,7 +217,7 @@ def dropout(
     ``counter`` and the logical index only. ``starts`` and ``logical_sizes`` say where ``x`` lies in
     the logical tensor; without them ``x`` is the whole tensor.
     """
-    return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
+    return _ops.dropout(x, p, *_random_arguments(x, seed, counter, starts, logical_sizes))
 
 
 def randperm(
@@ -225,7 +227,9 @@ def randperm(
 
     ``seed`` and ``counter`` determine it.
     """
-    return _ops.randperm(n, signed(seed), counter, device=torch.device(device) if device else None)
+    return _ops.randperm(
+        n, signed_seed(seed), counter, device=torch.device(device) if device else None
+    )
 
 
 def reduce_shards(
@@ -304,7 +308,7 @@ def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
     return out
 
 
-def _filled(out: Tensor, *_: object) -> None:
+def _fake_fill(out: Tensor, *_: object) -> None:
     """Fake implementation of ops that fill their first argument in place: it does nothing.
 
     Fake tensors have no values to fill in.
@@ -314,7 +318,7 @@ def _filled(out: Tensor, *_: object) -> None:
 def _register_fakes_of_random_ops() -> None:
     fills = ("uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_")
     for name in (*fills, "bernoulli_", "bernoulli_tensor_", "randint_", "streamed_copy_"):
-        torch.library.register_fake(f"consistent::{name}", _filled)
+        torch.library.register_fake(f"consistent::{name}", _fake_fill)
 
     @torch.library.register_fake("consistent::dropout")
     def _(x: Tensor, *_: object) -> Tensor:

@@ -37,7 +37,7 @@ class Epilogue:
     eps: float = 1e-5
 
 
-def _at_silu(grad: Tensor, x: Tensor) -> Tensor:
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return _aten.silu_backward(grad, x)
     s = x.sigmoid()  # silu_backward has no derivative, so use ops that have one
@@ -53,7 +53,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
         lambda x: F.gelu(x, approximate="tanh"),
         lambda g, x: _aten.gelu_backward(g, x, approximate="tanh"),
     ),
-    "silu": (F.silu, _at_silu),
+    "silu": (F.silu, _silu_backward),
 }
 
 
@@ -81,7 +81,7 @@ class PartsSource(Protocol):
         """Make the parts readable inside the block; yield (the parts, the slice of them to sum)."""
         ...
 
-    def back(self, grad: Tensor) -> Sequence[Tensor]:
+    def backward(self, grad: Tensor) -> Sequence[Tensor]:
         """Return the gradient of each tensor passed to ``open``.
 
         ``grad`` is the gradient of the sum, that is, of the slice.
@@ -99,7 +99,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class LocalParts:
     """Source whose parts are tensors that this rank already has.
 
     Args:
@@ -116,11 +116,11 @@ class Listed:
     def open(self, tensors: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Slice]]:
         yield list(tensors), self.kept
 
-    def back(self, grad: Tensor) -> Sequence[Tensor]:
-        dim, after = self.kept.dim, len(self.shape) - 1 - self.kept.dim
-        behind = self.shape[dim] - self.kept.start - self.kept.size
-        whole = F.pad(grad, (0, 0) * after + (self.kept.start, behind))
-        return [whole] * self.count
+    def backward(self, grad: Tensor) -> Sequence[Tensor]:
+        dim, dims_after = self.kept.dim, len(self.shape) - 1 - self.kept.dim
+        items_after = self.shape[dim] - self.kept.start - self.kept.size
+        padded = F.pad(grad, (0, 0) * dims_after + (self.kept.start, items_after))
+        return [padded] * self.count
 
 
 def reduce_shards(
@@ -153,7 +153,7 @@ def reduce_shards(
         )
     if kept is None:
         kept = Slice(0, 0, parts[0].shape[0])
-    source = Listed(kept, tuple(parts[0].shape), len(parts))
+    source = LocalParts(kept, tuple(parts[0].shape), len(parts))
     return reduce_from(source, parts, epilogue, given, dtype)
 
 
@@ -169,11 +169,11 @@ def reduce_from(
     ``source.open(tensors)`` makes the parts readable. ``tensors`` get gradients. The other
     arguments are those of ``reduce_shards``.
     """
-    beside = (given.bias, given.residual, given.weight, given.norm_bias)
-    return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
+    inputs = (given.bias, given.residual, given.weight, given.norm_bias)
+    return _ReduceParts.apply(source, epilogue, dtype, *inputs, *tensors)[0]
 
 
-class _Reduce(torch.autograd.Function):
+class _ReduceParts(torch.autograd.Function):
     """Sum of parts with an epilogue, as an autograd function.
 
     ```
@@ -187,13 +187,13 @@ class _Reduce(torch.autograd.Function):
         ctx: Any, source: PartsSource, epilogue: Epilogue, dtype: torch.dtype | None, *tensors: Any
     ) -> tuple[Tensor, Tensor]:
         (bias, residual, weight, norm_bias), parts = tensors[:4], tensors[4:]
-        shaped = epilogue.activation != "none" or epilogue.norm != "none"
-        with source.open(parts) as (opened, kept):
+        has_epilogue = epilogue.activation != "none" or epilogue.norm != "none"
+        with source.open(parts) as (open_parts, summed_slice):
             out, total = native.reduce_shards(
-                opened,
-                kept.dim,
-                kept.start,
-                kept.size,
+                open_parts,
+                summed_slice.dim,
+                summed_slice.start,
+                summed_slice.size,
                 scale=epilogue.scale,
                 bias=bias,
                 residual=residual,
@@ -204,10 +204,15 @@ class _Reduce(torch.autograd.Function):
                 norm_bias=norm_bias,
                 eps=epilogue.eps,
                 # Backward recomputes activation and norm from the total; a plain sum needs neither.
-                keep_total=shaped and any(ctx.needs_input_grad),
+                keep_total=has_epilogue and any(ctx.needs_input_grad),
                 dtype=dtype,
             )
-        ctx.source, ctx.epilogue, ctx.shaped, ctx.inner = source, epilogue, shaped, parts[0].dtype
+        ctx.source, ctx.epilogue, ctx.has_epilogue, ctx.parts_dtype = (
+            source,
+            epilogue,
+            has_epilogue,
+            parts[0].dtype,
+        )
         ctx.save_for_backward(total, weight, norm_bias, bias)
         ctx.set_materialize_grads(False)  # an unused total has gradient None instead of zeros
         # The total is an output, so that a second derivative flows through the saved tensor.
@@ -216,29 +221,33 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _grad_total: Tensor | None) -> tuple:
         total, weight, norm_bias, bias = ctx.saved_tensors
-        at_weight = at_bias = None
-        at_total = _sum(_grad_total, None)
-        if grad is not None and ctx.shaped:
-            found = _through(ctx.epilogue, total, weight, norm_bias, grad)
-            at_total, at_weight, at_bias = _sum(at_total, found[0]), found[1], found[2]
+        grad_weight = grad_bias = None
+        grad_total = _add_optional(_grad_total, None)
+        if grad is not None and ctx.has_epilogue:
+            grads = _epilogue_backward(ctx.epilogue, total, weight, norm_bias, grad)
+            grad_total, grad_weight, grad_bias = (
+                _add_optional(grad_total, grads[0]),
+                grads[1],
+                grads[2],
+            )
         elif grad is not None:
-            at_total = grad
-        if at_total is None:
+            grad_total = grad
+        if grad_total is None:
             return (None,) * len(ctx.needs_input_grad)
         needs = ctx.needs_input_grad
-        at_column = None
+        grad_column_bias = None
         if needs[3]:
-            at_column = at_total.sum(tuple(range(at_total.ndim - 1))).reshape(bias.shape)
-            at_column = at_column.to(bias.dtype)
+            grad_column_bias = grad_total.sum(tuple(range(grad_total.ndim - 1))).reshape(bias.shape)
+            grad_column_bias = grad_column_bias.to(bias.dtype)
         parts: Sequence[Tensor | None] = [None] * (len(needs) - 7)
         if any(needs[7:]):
-            scaled = at_total if ctx.epilogue.scale == 1 else at_total * ctx.epilogue.scale
-            parts = ctx.source.back(scaled.to(ctx.inner))
-        beside = at_column, at_total if needs[4] else None, at_weight, at_bias
-        return (None, None, None, *beside, *parts)
+            scaled = grad_total if ctx.epilogue.scale == 1 else grad_total * ctx.epilogue.scale
+            parts = ctx.source.backward(scaled.to(ctx.parts_dtype))
+        input_grads = grad_column_bias, grad_total if needs[4] else None, grad_weight, grad_bias
+        return (None, None, None, *input_grads, *parts)
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
@@ -250,7 +259,7 @@ def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
     return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
 
 
-def _through(
+def _epilogue_backward(
     epilogue: Epilogue,
     total: Tensor,
     weight: Tensor | None,
@@ -265,14 +274,14 @@ def _through(
     dtype = total.dtype
     x, grad = _wide(total), _wide(grad)
     activate, slope = ACTIVATIONS[epilogue.activation]
-    at_weight = at_bias = None
+    grad_weight = grad_bias = None
     if epilogue.norm != "none":
         y = activate(x)
-        grad, at_weight, at_bias = _through_norm(epilogue, y, weight, norm_bias, grad)
-    return slope(grad, x).to(dtype), at_weight, at_bias
+        grad, grad_weight, grad_bias = _norm_backward(epilogue, y, weight, norm_bias, grad)
+    return slope(grad, x).to(dtype), grad_weight, grad_bias
 
 
-def _through_norm(
+def _norm_backward(
     epilogue: Epilogue, y: Tensor, weight: Tensor | None, norm_bias: Tensor | None, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of y, weight and norm_bias from ``grad``, that of norm(y).
@@ -286,13 +295,13 @@ def _through_norm(
         y = y - y.mean(dims, keepdim=True)
     scale = (y.square().mean(dims, keepdim=True) + epilogue.eps).rsqrt()
     z = y * scale
-    at_weight = None if weight is None else (grad * z).sum(lead).to(weight.dtype)
-    at_bias = None if norm_bias is None else grad.sum(lead).to(norm_bias.dtype)
-    at_z = grad if weight is None else grad * weight
-    made = at_z - z * (at_z * z).mean(dims, keepdim=True)
+    grad_weight = None if weight is None else (grad * z).sum(lead).to(weight.dtype)
+    grad_bias = None if norm_bias is None else grad.sum(lead).to(norm_bias.dtype)
+    grad_z = grad if weight is None else grad * weight
+    grad_y = grad_z - z * (grad_z * z).mean(dims, keepdim=True)
     if epilogue.norm == "layer":
-        made = made - at_z.mean(dims, keepdim=True)
-    return made * scale, at_weight, at_bias
+        grad_y = grad_y - grad_z.mean(dims, keepdim=True)
+    return grad_y * scale, grad_weight, grad_bias
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -22,33 +22,37 @@ from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import Coordinate, P, Placement, TensorSpec
 from ..native import load
-from ..refused import need
+from ..refused import require
 from ..registry import Shards, form
-from ..seeds import signed
+from ..seeds import signed_seed
 from . import generator
 from .generator import RngState
 
-_DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_NATIVE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def key_from(given: torch.Generator | None, what: str, placement: Placement | None) -> RngState:
+def key_from(
+    user_generator: torch.Generator | None, op_name: str, placement: Placement | None
+) -> RngState:
     """Return the random key (seed, counter) of one op, which determines all numbers it draws.
 
     It comes from the global random state, or is drawn from the user's generator.
 
     Args:
-        given: the user's generator, or None.
-        what: name of the op.
+        user_generator: the user's generator, or None.
+        op_name: name of the op.
         placement: placement of the op's tensor, or None if the op draws nothing.
 
     Raises:
         RuntimeError: ranks of ``placement`` are about to draw different numbers.
     """
-    if given is None:
-        seed, counter = generator.next_key(what, placement)
-        return RngState(signed(seed), counter)
-    _compare(given, what, placement)
-    return RngState(int(torch.randint(1 << 62, (), generator=given, device=given.device)), 0)
+    if user_generator is None:
+        seed, counter = generator.next_key(op_name, placement)
+        return RngState(signed_seed(seed), counter)
+    _compare_generators(user_generator, op_name, placement)
+    return RngState(
+        int(torch.randint(1 << 62, (), generator=user_generator, device=user_generator.device)), 0
+    )
 
 
 def key_of(shard: Shards) -> RngState:
@@ -59,16 +63,16 @@ def key_of(shard: Shards) -> RngState:
     return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
 
 
-def _compare(given: torch.Generator, what: str, placement: Placement | None) -> None:
-    """Raise on all ranks if their generators ``given`` would draw different numbers.
+def _compare_generators(rng: torch.Generator, op_name: str, placement: Placement | None) -> None:
+    """Raise on all ranks if the user's generators ``rng`` would draw different numbers.
 
-    Only the first few calls of the op ``what`` compare.
+    Only the first few calls of the op ``op_name`` compare.
     """
 
     def state() -> str:
-        return f"generator= of seed {given.initial_seed()}, {digest(given.get_state())}"
+        return f"generator= of seed {rng.initial_seed()}, {digest(rng.get_state())}"
 
-    generator.compare(what, placement, state)
+    generator.compare(op_name, placement, state)
 
 
 def fill(
@@ -79,20 +83,20 @@ def fill(
     On a P axis the first rank gets the values, and the others get zeros. ``params`` are the
     arguments of ``draw`` after the tensor, such as mean and standard deviation.
     """
-    at = my_coordinate(spec.placement)
-    if at is None:
+    coordinate = my_coordinate(spec.placement)
+    if coordinate is None:
         return
-    if not _adds(spec, at):
+    if not _holds_values(spec, coordinate):
         x.zero_()
         return
     if not spec.layout.is_cut:
-        _fill_box(draw, x, spec.region(at)[0], spec, key, *params)
+        _fill_box(draw, x, spec.region(coordinate)[0], spec, key, *params)
         return
-    for starts, place in boxes(spec, at):
-        drawn = torch.empty_like(x[place], memory_format=torch.contiguous_format)
-        of_box = [p[place] if isinstance(p, Tensor) and p.ndim else p for p in params]
-        _fill_box(draw, drawn, starts, spec, key, *of_box)
-        x[place] = drawn
+    for starts, place in boxes(spec, coordinate):
+        values = torch.empty_like(x[place], memory_format=torch.contiguous_format)
+        box_params = [p[place] if isinstance(p, Tensor) and p.ndim else p for p in params]
+        _fill_box(draw, values, starts, spec, key, *box_params)
+        x[place] = values
 
 
 def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
@@ -122,24 +126,28 @@ def _fill_box(
     float32.
     """
     sizes = tuple(spec.shape)
-    where = {"seed": key.seed, "counter": key.counter}
+    key_arguments = {"seed": key.seed, "counter": key.counter}
     if x.is_complex():
         draw(
-            torch.view_as_real(x), *params, **where, starts=(*starts, 0), logical_sizes=(*sizes, 2)
+            torch.view_as_real(x),
+            *params,
+            **key_arguments,
+            starts=(*starts, 0),
+            logical_sizes=(*sizes, 2),
         )
-    elif x.is_floating_point() and x.dtype not in _DRAWN:
+    elif x.is_floating_point() and x.dtype not in _NATIVE_DTYPES:
         wider = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        x.copy_(draw(wider, *params, **where, starts=starts, logical_sizes=sizes))
+        x.copy_(draw(wider, *params, **key_arguments, starts=starts, logical_sizes=sizes))
     else:
-        draw(x, *params, **where, starts=starts, logical_sizes=sizes)
+        draw(x, *params, **key_arguments, starts=starts, logical_sizes=sizes)
 
 
-def _adds(spec: TensorSpec, at: Coordinate) -> bool:
-    """Return whether the rank at coordinate ``at`` holds the values of a random P tensor.
+def _holds_values(spec: TensorSpec, coordinate: Coordinate) -> bool:
+    """Return whether the rank at ``coordinate`` holds the values of a random P tensor.
 
     The first rank on each P axis does; the others hold zeros.
     """
-    return not any(entry is P and step for entry, step in zip(spec.sbp, at, strict=True))
+    return not any(entry is P and step for entry, step in zip(spec.sbp, coordinate, strict=True))
 
 
 # -- in place --------------------------------------------------------------------------------------
@@ -163,10 +171,10 @@ def random_fill(shard: Shards) -> Tensor:
     if call.inplace and out is not x:
         x.copy_(out)
         return x
-    return out if call.inplace else _drawn(out, x)
+    return out if call.inplace else _with_zero_gradient(out, x)
 
 
-class _Drawn(torch.autograd.Function):
+class _ZeroGradient(torch.autograd.Function):
     """Identity on drawn numbers, with a gradient of 0 for the tensors that parametrize the draw.
 
     Torch has this gradient too. ``sources`` are these tensors, such as the mean of
@@ -184,8 +192,8 @@ class _Drawn(torch.autograd.Function):
         return None, *(grad.new_zeros(shape) for shape in ctx.shapes)
 
 
-def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
-    return _Drawn.apply(out, *sources) if records(sources) else out
+def _with_zero_gradient(out: Tensor, *sources: Tensor) -> Tensor:
+    return _ZeroGradient.apply(out, *sources) if records(sources) else out
 
 
 def fill_normal(
@@ -197,9 +205,9 @@ def fill_normal(
     """
     if x.is_complex():
         fill(load.normal_, x, spec, key, 0.0, std / math.sqrt(2))
-        at = my_coordinate(spec.placement)
+        coordinate = my_coordinate(spec.placement)
         # On a P axis only the first rank holds values, so only that rank adds the mean.
-        if mean and at is not None and _adds(spec, at):
+        if mean and coordinate is not None and _holds_values(spec, coordinate):
             x.add_(mean)
     else:
         fill(load.normal_, x, spec, key, mean, std)
@@ -232,17 +240,17 @@ def permutation(n: int, key: RngState, device: torch.device) -> Tensor:
     return load.randperm(n, seed=seed, counter=counter, device=device)
 
 
-def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
+def _fill_bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
     p = shard.get("p", None if not shard.call.inplace else 0.5)
-    chance = shard.tensors[0].detach() if p is None else p
-    if isinstance(chance, Tensor):
-        chance = chance.detach().expand(x.shape)
+    probability = shard.tensors[0].detach() if p is None else p
+    if isinstance(probability, Tensor):
+        probability = probability.detach().expand(x.shape)
         text = f"{shard.call.name}: a probability lies between 0 and 1, and some of p do not"
-        need(((chance >= 0) & (chance <= 1)).all(), f"{text}. Pass p.clamp(0, 1).")
-    fill(load.bernoulli_, x, spec, key, chance)
+        require(((probability >= 0) & (probability <= 1)).all(), f"{text}. Pass p.clamp(0, 1).")
+    fill(load.bernoulli_, x, spec, key, probability)
 
 
-def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
+def _fill_random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
     """Fill ``x`` for random_(), random_(to) or random_(from, to).
 
     Without ``to`` the values go up to the largest integer below which the dtype holds all integers
@@ -252,11 +260,11 @@ def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
     if len(shard.args) == 2 and "to" not in shard.kwargs:
         low, high = 0, low
     if high is None:
-        high = _most(x.dtype)
+        high = _integer_limit(x.dtype)
     fill_integers(x, spec, key, low, high)
 
 
-def _most(dtype: torch.dtype) -> int:
+def _integer_limit(dtype: torch.dtype) -> int:
     if dtype is torch.bool:
         return 2
     if dtype.is_floating_point:
@@ -264,7 +272,7 @@ def _most(dtype: torch.dtype) -> int:
     return min(torch.iinfo(dtype).max + 1, (1 << 63) - 1)
 
 
-def _by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
+def _fill_by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
     """Return a function that fills a form's output by ``draw``, with parameters read from the call.
 
     ``params`` has their names in torch's signature and torch's defaults, as ``mean=0.0, std=1.0``.
@@ -286,14 +294,14 @@ def _native_fill(draw: Callable[..., Any]) -> Callable[..., None]:
 
 
 _FILLS: dict[str, Callable[..., None]] = {
-    "bernoulli": _bernoulli,
-    "cauchy": _by(_native_fill(load.cauchy_), median=0.0, sigma=1.0),
-    "exponential": _by(_native_fill(load.exponential_), lambd=1.0),
-    "geometric": _by(_native_fill(load.geometric_), p=0.5),
-    "log_normal": _by(_native_fill(load.log_normal_), mean=1.0, std=2.0),
-    "normal": _by(fill_normal, mean=0.0, std=1.0),
-    "random": _random,
-    "uniform": _by(fill_uniform, from_=0.0, to=1.0),
+    "bernoulli": _fill_bernoulli,
+    "cauchy": _fill_by(_native_fill(load.cauchy_), median=0.0, sigma=1.0),
+    "exponential": _fill_by(_native_fill(load.exponential_), lambd=1.0),
+    "geometric": _fill_by(_native_fill(load.geometric_), p=0.5),
+    "log_normal": _fill_by(_native_fill(load.log_normal_), mean=1.0, std=2.0),
+    "normal": _fill_by(fill_normal, mean=0.0, std=1.0),
+    "random": _fill_random,
+    "uniform": _fill_by(fill_uniform, from_=0.0, to=1.0),
 }
 
 
@@ -332,10 +340,10 @@ def normal_of(shard: Shards) -> Tensor:
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
     fill_normal(out, spec, key)
     if isinstance(std, Tensor):
-        need((std.detach() >= 0).all(), "normal expects all elements of std >= 0.0")
+        require((std.detach() >= 0).all(), "normal expects all elements of std >= 0.0")
     with torch.no_grad():
         out.mul_(std).add_(mean)
-    return _drawn(out, *shard.tensors)
+    return _with_zero_gradient(out, *shard.tensors)
 
 
 # -- torch's own drawing, seeded alike -------------------------------------------------------------
@@ -347,9 +355,9 @@ def seeded(shard: Shards) -> Any:
 
     It runs on whole tensors, with torch's generators seeded alike on every rank.
     """
-    given = shard.kwargs.get("generator")
-    if given is not None:
-        _compare(given, shard.call.name, shard.placement)
+    user_generator = shard.kwargs.get("generator")
+    if user_generator is not None:
+        _compare_generators(user_generator, shard.call.name, shard.placement)
         return shard.run(*shard.args, **shard.kwargs)
     with seeded_generators(key_of(shard), [t.device for t in shard.tensors]):
         return shard.run(*shard.args, **shard.kwargs)
@@ -382,7 +390,7 @@ def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterato
     # Multiplied by a large odd number, so that neighbouring keys give seeds that are far apart.
     seed = (key.seed + (key.counter + 1) * 0x9E3779B97F4A7C15) & 0x7FFF_FFFF_FFFF_FFFF
     with _torch_generators:
-        before = [g.get_state() for g in generators]
+        states = [g.get_state() for g in generators]
         try:
             for g in generators:
                 g.manual_seed(seed)
@@ -390,5 +398,5 @@ def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterato
             yield
         finally:
             _seeding.depth -= 1
-            for g, state in zip(generators, before, strict=True):
+            for g, state in zip(generators, states, strict=True):
                 g.set_state(state)

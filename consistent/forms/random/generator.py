@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.every_rank import agree, by_rank
-from mirrored.transports.base.unseen import unseen
+from mirrored.every_rank import agree, lines_by_rank
+from mirrored.transports.base.unseen import hidden_from_modes
 
 from ...movement import check_mode, plain_values
 from ...spec import Placement
@@ -43,7 +43,7 @@ _UNSEEDED = torch.initial_seed() if torch.initial_seed() >= 1 << 32 else None
 
 # Byte offset of the Mersenne twister's words in a state; each word has 32 unused bits.
 _FIRST_WORD = 24
-_HALF = 31  # bits of the count stored in one word; the sign bit is not used
+_BITS_PER_WORD = 31  # bits of the count stored in one word; the sign bit is not used
 _STATE_BYTES = 5000  # minimum size of a CPU generator's state
 
 
@@ -56,12 +56,12 @@ class RngState(NamedTuple):
     seed: int
     counter: int
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the state as text, for error messages."""
         return f"seed {self.seed}, random op {self.counter}"
 
 
-def _empty() -> MutableMapping[torch.Generator, int]:
+def _new_counts() -> MutableMapping[torch.Generator, int]:
     """Return an empty map from generators to their counts of random ops.
 
     Before torch 2.13 a generator cannot be weakly referenced, so there the map keeps its generators
@@ -74,43 +74,43 @@ def _empty() -> MutableMapping[torch.Generator, int]:
     return weakref.WeakKeyDictionary()
 
 
-_counts = _empty()
+_counts = _new_counts()
 _thread = threading.local()
 
 
-def count(of: torch.Generator) -> int:
-    """Return how many random ops of global tensors have drawn from the generator ``of``.
+def draw_count(generator: torch.Generator) -> int:
+    """Return how many random ops of global tensors have drawn from ``generator``.
 
     Counted since the generator was seeded.
     """
-    return _counts.get(of, 0)
+    return _counts.get(generator, 0)
 
 
-def set_count(of: torch.Generator, value: int) -> None:
-    """Set to ``value`` the number of random ops of global tensors that have drawn from ``of``."""
+def set_draw_count(generator: torch.Generator, value: int) -> None:
+    """Set the number of random ops of global tensors that have drawn from ``generator``."""
     if value:
-        _counts[of] = value
+        _counts[generator] = value
     else:
-        _counts.pop(of, None)
+        _counts.pop(generator, None)
 
 
-def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
+def write_count(state: torch.Tensor, value: int) -> torch.Tensor:
     """Write the count ``value`` of random ops into the state of a CPU generator.
 
     ``state`` is what ``get_state`` returned. It is changed and returned.
     """
     if value:
         words = _words(state)
-        words[1], words[3] = value & ((1 << _HALF) - 1), value >> _HALF
+        words[1], words[3] = value & ((1 << _BITS_PER_WORD) - 1), value >> _BITS_PER_WORD
     return state
 
 
-def count_in(state: torch.Tensor) -> int:
+def read_count(state: torch.Tensor) -> int:
     """Return the count of random ops stored in a generator's state; 0 if none was stored."""
     if state.numel() < _STATE_BYTES or state.dtype is not torch.uint8:
         return 0  # the state of a CUDA generator, which holds no count
     words = _words(state)
-    return words[1] + (words[3] << _HALF)
+    return words[1] + (words[3] << _BITS_PER_WORD)
 
 
 def _words(state: torch.Tensor) -> Any:
@@ -123,28 +123,28 @@ def _words(state: torch.Tensor) -> Any:
 
 
 @contextmanager
-def separate(state: RngState) -> Iterator[None]:
+def separate_state(state: RngState) -> Iterator[None]:
     """Give this thread a random state of its own inside the block.
 
     Simulated ranks, which are threads of one process, need this.
     """
-    before = getattr(_thread, "separate", None)
+    previous = getattr(_thread, "separate", None)
     _thread.separate = state
     try:
         yield
     finally:
-        _thread.separate = before
+        _thread.separate = previous
 
 
 def get_state() -> RngState:
     """Return the current seed and op counter of this thread."""
-    own = getattr(_thread, "separate", None)
-    if own is not None:
-        return own
+    state = getattr(_thread, "separate", None)
+    if state is not None:
+        return state
     seed = torch.initial_seed()
     return RngState(
         DEFAULT_SEED if seed == _UNSEEDED else seed & 0xFFFF_FFFF_FFFF_FFFF,
-        count(torch.default_generator),
+        draw_count(torch.default_generator),
     )
 
 
@@ -160,24 +160,24 @@ def next_key(what: str, placement: Placement | None) -> RngState:
     """
     state = get_state()
     if check_mode.enabled:
-        _check_alike(state)
+        _check_equal_keys(state)
     else:
-        compare(what, placement, state.words)
+        compare(what, placement, state.text)
     advance_to(state.counter + 1)
     return state
 
 
-def is_separate() -> bool:
+def has_separate_state() -> bool:
     """Return whether this thread has its own random state, as a simulated rank has."""
     return getattr(_thread, "separate", None) is not None
 
 
 def advance_to(counter: int) -> None:
     """Set the op counter, that is, the number of the next random op, to ``counter``."""
-    if is_separate():
+    if has_separate_state():
         _thread.separate = RngState(_thread.separate.seed, counter)
     else:
-        set_count(torch.default_generator, counter)
+        set_draw_count(torch.default_generator, counter)
 
 
 def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str]) -> None:
@@ -190,19 +190,19 @@ def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str
         RuntimeError: names the state of each rank.
     """
     if placement is not None:
-        plain_values.first_times(
-            placement, (what, "draws"), lambda: _check_drawn(what, placement, drawn_from())
+        plain_values.check_first_times(
+            placement, (what, "draws"), lambda: _check_equal_states(what, placement, drawn_from())
         )
 
 
-def _check_drawn(what: str, placement: Placement, mine: str) -> None:
+def _check_equal_states(op_name: str, placement: Placement, own_state: str) -> None:
     ranks = tuple(placement.ranks.ravel().tolist())
 
     def differ(states: list[str]) -> RuntimeError:
         return RuntimeError(
-            f"{what}: the ranks are about to draw other random numbers for one global tensor.\n"
+            f"{op_name}: the ranks are about to draw other random numbers for one global tensor.\n"
             f"  at {check_mode.call_site()}:\n"
-            + by_rank(states, ranks)
+            + lines_by_rank(states, ranks)
             + "\n  Seed alike on every rank, at the same point of the program: "
             "torch.manual_seed(seed), not seed + rank. Each element of a global tensor has a "
             "number of its own on whichever rank it lies, so parts of a batch are never drawn "
@@ -212,11 +212,11 @@ def _check_drawn(what: str, placement: Placement, mine: str) -> None:
             "  To draw each rank's own for global tensors too: with consistent.plain_may_differ()."
         )
 
-    with unseen():
-        agree(mine, differ, ranks=ranks)
+    with hidden_from_modes():
+        agree(own_state, differ, ranks=ranks)
 
 
-def _check_alike(state: RngState) -> None:
+def _check_equal_keys(state: RngState) -> None:
     def differ(states: list[tuple[int, ...]]) -> RuntimeError:
         drawn = ", ".join(f"rank {r}: seed {s}, op {c}" for r, (s, c) in enumerate(states))
         return RuntimeError(

@@ -22,11 +22,11 @@ from ...spec import Placement
 from . import generator
 from .generator import RngState
 
-_64 = (1 << 64) - 1
+_MASK_64 = (1 << 64) - 1
 
 
 @contextmanager
-def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
+def same_draws(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
     """Make torch's generators draw the same numbers on all ranks inside the block.
 
     They draw from a temporary stream, which ``key`` and ``salt`` determine, and get their own
@@ -41,49 +41,51 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
     Raises:
         RuntimeError: ranks have drawn by different keys.
     """
-    if generator.is_separate():  # simulated ranks share torch's generators
+    if generator.has_separate_state():  # simulated ranks share torch's generators
         yield
         return
-    lent = [_Lent(own, _mixed(key, salt)) for own in _generators(device_of(placement))]
+    borrowed = [
+        _BorrowedGenerator(rng, _mix_seed(key, salt)) for rng in _generators(device_of(placement))
+    ]
     try:
         yield
     finally:
-        drawn = [each.take_back() for each in lent]
+        drawn = [each.restore() for each in borrowed]
     if any(drawn):
-        generator.compare(what, placement, key.words)
+        generator.compare(what, placement, key.text)
 
 
-class _Lent:
+class _BorrowedGenerator:
     """One of torch's generators while it draws from a temporary stream.
 
-    ``own`` is the generator, ``seed`` that of the stream. Holds the state of ``own`` to restore.
+    ``rng`` is the generator, ``seed`` that of the stream. Holds the state of ``rng`` to restore.
     """
 
-    def __init__(self, own: torch.Generator, seed: int) -> None:
-        self._own, self._seed, self._before = own, own.initial_seed(), own.get_state()
-        state = _scratch(own.device).manual_seed(seed).get_state()
-        if own.device.type == "cpu":
+    def __init__(self, rng: torch.Generator, seed: int) -> None:
+        self._generator, self._seed, self._saved_state = rng, rng.initial_seed(), rng.get_state()
+        state = _scratch_generator(rng.device).manual_seed(seed).get_state()
+        if rng.device.type == "cpu":
             # Keep the seed, from which global random ops draw.
-            _words(state)[0] = _words(self._before)[0]
-            generator.with_count(state, generator.count(own))
-        self._begin = _position(state)
-        own.set_state(state)
-        if own.device.type != "cpu":
-            self._seed = own.initial_seed()
+            _words(state)[0] = _words(self._saved_state)[0]
+            generator.write_count(state, generator.draw_count(rng))
+        self._start_position = _position(state)
+        rng.set_state(state)
+        if rng.device.type != "cpu":
+            self._seed = rng.initial_seed()
 
-    def take_back(self) -> bool:
+    def restore(self) -> bool:
         """Restore the generator's state; return whether the code inside has drawn from it.
 
         If that code has seeded the generator, the state is left as it is, and the answer is True.
         """
-        if self._own.initial_seed() != self._seed:
+        if self._generator.initial_seed() != self._seed:
             return True
-        drawn = _position(self._own.get_state()) != self._begin
-        if self._own.device.type == "cpu":
+        drawn = _position(self._generator.get_state()) != self._start_position
+        if self._generator.device.type == "cpu":
             # The code inside may have run global random ops, so the count moves on.
-            generator.with_count(self._before, 0)
-            generator.with_count(self._before, generator.count(self._own))
-        self._own.set_state(self._before)
+            generator.write_count(self._saved_state, 0)
+            generator.write_count(self._saved_state, generator.draw_count(self._generator))
+        self._generator.set_state(self._saved_state)
         return drawn
 
 
@@ -99,7 +101,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 
 @cache
-def _scratch(device: torch.device) -> torch.Generator:
+def _scratch_generator(device: torch.device) -> torch.Generator:
     return torch.Generator(device)
 
 
@@ -117,18 +119,18 @@ def _position(state: torch.Tensor) -> bytes:
     It is the state without the count of global random ops, which is stored in the two words after
     the first three.
     """
-    where, size = state.data_ptr(), state.numel()
+    address, size = state.data_ptr(), state.numel()
     if size <= 40:
-        return ctypes.string_at(where, size)
-    return ctypes.string_at(where, 24) + ctypes.string_at(where + 40, size - 40)
+        return ctypes.string_at(address, size)
+    return ctypes.string_at(address, 24) + ctypes.string_at(address + 40, size - 40)
 
 
-def _mixed(key: RngState, salt: int) -> int:
+def _mix_seed(key: RngState, salt: int) -> int:
     """Mix seed, counter and salt into one seed, by the finaliser of SplitMix64."""
-    found = 0
+    mixed = 0
     for value in (key.seed, key.counter, salt):
-        found = (found + value + 0x9E3779B97F4A7C15) & _64
-        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _64
-        found = (found ^ found >> 27) * 0x94D049BB133111EB & _64
-        found ^= found >> 31
-    return found
+        mixed = (mixed + value + 0x9E3779B97F4A7C15) & _MASK_64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK_64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK_64
+        mixed ^= mixed >> 31
+    return mixed

@@ -25,9 +25,9 @@ from torch import Tensor
 from mirrored.comm import Ranks
 from mirrored.transports.default import current
 
-from ...dispatch.running.agreed import tell
-from ...forms.whole_numbers import whole_numbers
-from ...movement.differentiable import swap
+from ...dispatch.running.agreed import exchange_errors
+from ...forms.whole_numbers import read_ints
+from ...movement.differentiable import exchange_rows
 from ...spec import piece
 from ...spec.tracer import callbacks
 
@@ -56,7 +56,7 @@ class Routes:
     """Routing of one call: which rows this rank sends to each rank, and which it receives.
 
     A row is a token for one of its experts, so each token gives k rows. ``send`` brings rows to
-    the ranks of their experts, and ``give_back`` returns results. Making an instance exchanges the
+    the ranks of their experts, and ``send_back`` returns results. Making an instance exchanges the
     numbers of rows.
 
     Args:
@@ -74,21 +74,23 @@ class Routes:
         n, sizes = sum(owners.sizes), list(owners.sizes)
         flat = index.reshape(-1)
         self.rows = flat.shape[0]
-        known = flat.clamp(0, n)
-        counts = known.new_zeros(n + 1).scatter_add_(0, known, torch.ones_like(known))[:n]
-        told = self._told(counts, (flat != known).sum())
-        here = sizes[owners.me]
-        _check([each[here] for each in told], owners, n)
-        self.coming = [each[:here] for each in told]
+        clamped_index = flat.clamp(0, n)
+        counts = clamped_index.new_zeros(n + 1).scatter_add_(
+            0, clamped_index, torch.ones_like(clamped_index)
+        )[:n]
+        received_counts = self._exchange_counts(counts, (flat != clamped_index).sum())
+        own_count = sizes[owners.me]
+        _check_indices([each[own_count] for each in received_counts], owners, n)
+        self.arriving_counts = [each[:own_count] for each in received_counts]
         # counts[i, j]: the number of rows from rank i to rank j.
-        self.counts = torch.tensor([each[here + 1 :] for each in told])
-        self.dropped = known == n
+        self.counts = torch.tensor([each[own_count + 1 :] for each in received_counts])
+        self.dropped = clamped_index == n
         # Positions of the rows in the order of their experts. Dropped ones sort last and are cut.
-        self.order = known.argsort(stable=True)[: int(self.counts[owners.me].sum())]
+        self.order = clamped_index.argsort(stable=True)[: int(self.counts[owners.me].sum())]
         for notify in _ON_ROUTED:
             notify(owners.ranks, self.counts.sum(0).tolist())
 
-    def _told(self, counts: Tensor, wrong: Tensor) -> list[list[int]]:
+    def _exchange_counts(self, counts: Tensor, wrong: Tensor) -> list[list[int]]:
         """Exchange the row counts, and return what each rank sent to this one.
 
         From each rank: how many rows it sends to each expert of this rank, then how many of its
@@ -101,19 +103,19 @@ class Routes:
         sizes, me = list(self.owners.sizes), self.owners.me
         parts = counts.split(sizes)
         of_all = torch.stack([wrong, *(part.sum() for part in parts)])
-        told = [torch.cat([part, of_all]) for part in parts]
+        messages = [torch.cat([part, of_all]) for part in parts]
         length = sizes[me] + 1 + len(sizes)
-        come = current().all_to_all(told, [(length,)] * len(sizes), self.owners.ranks)
-        numbers = whole_numbers(torch.cat(come), self._balanced)
-        return _cut(numbers, [length] * len(sizes))
+        arrived_counts = current().all_to_all(messages, [(length,)] * len(sizes), self.owners.ranks)
+        numbers = read_ints(torch.cat(arrived_counts), self._balanced_counts)
+        return _split_list(numbers, [length] * len(sizes))
 
-    def _balanced(self) -> list[int]:
-        """Return the counts that ``_told`` would receive if every expert got equally many rows.
+    def _balanced_counts(self) -> list[int]:
+        """Return what ``_exchange_counts`` would receive if every expert got equally many rows.
 
         A simulation, whose tensors have no values to count, uses them instead.
         """
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
-        by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)
+        by_rank = _split_list([piece(self.rows, n, k)[1] for k in range(n)], sizes)
         return [*by_rank[me], 0, *map(sum, by_rank)] * len(sizes)
 
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,41 +126,45 @@ class Routes:
             among the experts of this rank.
         """
         rows = x.index_select(0, self.order // self.k)
-        arrived = swap(rows, self.counts, self.owners.me, self.owners.ranks)
-        number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
-        return arrived, number.repeat_interleave(torch.tensor(self.coming).flatten())
+        arrived_rows = exchange_rows(rows, self.counts, self.owners.me, self.owners.ranks)
+        number = torch.arange(len(self.arriving_counts[0])).repeat(len(self.arriving_counts))
+        return arrived_rows, number.repeat_interleave(torch.tensor(self.arriving_counts).flatten())
 
-    def give_back(self, made: Tensor, weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def send_back(
+        self, results: Tensor, weights: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Send results back to their tokens' ranks, and return each token's weighted sum.
 
         Args:
-            made: this rank's results, a row for each one that arrived.
+            results: this rank's results, a row for each one that arrived.
             weights: [tokens, k], the weights of each token's experts.
             dtype: products of result and weight are cast to this dtype, and added one by one. None:
-                they are summed as they are, and the sum is cast to the dtype of ``made``.
+                they are summed as they are, and the sum is cast to the dtype of ``results``.
 
         Returns:
             [tokens, ...], the sum over each token's experts of result times weight.
         """
-        back = swap(made, self.counts.T, self.owners.me, self.owners.ranks)
-        every = back.new_zeros(self.rows, *back.shape[1:]).index_copy(0, self.order, back)
-        every = every.unflatten(0, weights.shape)
+        returned_rows = exchange_rows(results, self.counts.T, self.owners.me, self.owners.ranks)
+        all_rows = returned_rows.new_zeros(self.rows, *returned_rows.shape[1:]).index_copy(
+            0, self.order, returned_rows
+        )
+        all_rows = all_rows.unflatten(0, weights.shape)
         weights = weights.masked_fill(self.dropped.view(weights.shape), 0)  # they may be NaN
-        wide = weights.reshape(*weights.shape, *(1,) * (every.ndim - weights.ndim))
-        products = every * wide
+        expanded = weights.reshape(*weights.shape, *(1,) * (all_rows.ndim - weights.ndim))
+        products = all_rows * expanded
         if dtype is None:
-            return products.sum(1).to(made.dtype)
+            return products.sum(1).to(results.dtype)
         # Not sum(): it would round to the dtype of the products, and add them in another order.
         return reduce(torch.add, products.to(dtype).unbind(1))
 
 
-def _cut(numbers: list[int], sizes: list[int]) -> list[list[int]]:
-    """Return consecutive parts of ``numbers``: ``_cut([1, 2, 3], [2, 1]) -> [[1, 2], [3]]``."""
-    left = iter(numbers)
-    return [list(itertools.islice(left, size)) for size in sizes]
+def _split_list(numbers: list[int], sizes: list[int]) -> list[list[int]]:
+    """Return consecutive parts of ``numbers``: ``[1, 2, 3]``, ``[2, 1]`` -> ``[[1, 2], [3]]``."""
+    rest = iter(numbers)
+    return [list(itertools.islice(rest, size)) for size in sizes]
 
 
-def _check(wrong: list[int], owners: Owners, n: int) -> None:
+def _check_indices(wrong: list[int], owners: Owners, n: int) -> None:
     """Raise on all ranks if a rank has indices that are no experts.
 
     Args:
@@ -178,7 +184,7 @@ def _check(wrong: list[int], owners: Owners, n: int) -> None:
                 )
     except ValueError as error:
         if len(owners.told) > len(owners.ranks):
-            tell(error, owners.told)
+            exchange_errors(error, owners.told)
         raise
     if len(owners.told) > len(owners.ranks):  # other groups wait to learn that no error occurred
-        tell(None, owners.told)
+        exchange_errors(None, owners.told)

@@ -38,17 +38,17 @@ from mirrored.transports.default import current
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
-from ...movement.world import is_apart, my_coordinate
+from ...movement.world import is_only_placement_ranks, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
 from .exchange import Owners
-from .replaced import Replaced
+from .replaced import ReplacedForward
 from .routed import RoutedStacks, run_routed
 
 # A number means the same module on all ranks: they parallelize modules in the same order.
-_numbers = itertools.count()
+_forward_numbers = itertools.count()
 
 
-class ExpertsForward(Replaced):
+class ExpertsForward(ReplacedForward):
     """Forward of a module of experts that sends each token to the ranks that hold its experts.
 
     It replaces the module's ``forward(tokens, index, weights)``, which it runs on the tokens that
@@ -65,26 +65,28 @@ class ExpertsForward(Replaced):
     ) -> None:
         super().__init__(module)
         self.axes, self.inside = axes, inside
-        self.number = next(_numbers)
+        self.number = next(_forward_numbers)
         self.names = tuple(inspect.signature(module.forward).parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(self.names, args)) | kwargs
-        three = [given.get(name) for name in self.names[:3]]
-        spec = self._sent_from(*three) if len(given) == 3 else None
+        arguments = dict(zip(self.names, args)) | kwargs
+        inputs = [arguments.get(name) for name in self.names[:3]]
+        spec = self._spec_to_send(*inputs) if len(arguments) == 3 else None
         if spec is None:
-            return self._added_up(self.own(*args, **kwargs))
-        check_mode.calling("experts")
-        stacks = self._tensors()
+            return self._reduce_partial_sums(self.original_forward(*args, **kwargs))
+        check_mode.set_current_op("experts")
+        stacks = self._module_tensors()
         count, at = next(iter(stacks.values())).shape[0], my_coordinate(spec.placement)
         assert at is not None
-        laid = [each.to_global(sbp=spec.sbp) for each in three]  # type: ignore[union-attr]
-        local = [each.to_local() for each in (*laid, *stacks.values())]
-        specs = tuple(self._on_inside(each._spec, at) for each in stacks.values() if self.inside)
-        found = owners(spec.placement, self.axes, count, at)
-        return run_routed(RoutedStacks(found, self, tuple(stacks), specs), local, spec)
+        boxed_inputs = [each.to_global(sbp=spec.sbp) for each in inputs]  # type: ignore[union-attr]
+        local = [each.to_local() for each in (*boxed_inputs, *stacks.values())]
+        specs = tuple(
+            self._spec_of_own_experts(each._spec, at) for each in stacks.values() if self.inside
+        )
+        assignment = expert_owners(spec.placement, self.axes, count, at)
+        return run_routed(RoutedStacks(assignment, self, tuple(stacks), specs), local, spec)
 
-    def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
+    def _spec_of_own_experts(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
         """Return the spec of this rank's experts, on the ranks that hold the same experts.
 
         Each of these ranks has a shard of each expert. Their coordinates differ from this rank's
@@ -95,11 +97,11 @@ class ExpertsForward(Replaced):
             at: this rank's coordinate in that placement.
         """
         local = spec.local_shape(at)
-        placement = _along(spec.placement, self.inside, at)
+        placement = _placement_along(spec.placement, self.inside, at)
         entries = tuple(spec.sbp[axis] for axis in self.inside)
         return TensorSpec.of(placement, entries, (local[0], *spec.shape[1:]), spec.dtype)
 
-    def _added_up(self, out: Any) -> Any:
+    def _reduce_partial_sums(self, out: Any) -> Any:
         """Return ``out`` with partial sums along the experts' axes reduced to B.
 
         Otherwise the next layers might run on pieces of it, which would then be redistributed.
@@ -112,27 +114,27 @@ class ExpertsForward(Replaced):
         )
         return out.to_global(sbp=sbp)
 
-    def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
+    def _spec_to_send(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
         """Return the spec to which tokens, index and weights are redistributed before sending.
 
         None if tokens cannot be sent; the module's forward then runs op by op on global tensors.
         """
-        given = [x, index, weights, *self._tensors().values()]
-        if not all(map(is_global, given)) or index.is_floating_point():
+        tensors = [x, index, weights, *self._module_tensors().values()]
+        if not all(map(is_global, tensors)) or index.is_floating_point():
             return None
         lead = index.ndim - 1
         if index.shape != weights.shape or index.shape[:-1] != x.shape[:-1] or lead == 0:
             return None
-        return sent_from(given, lead, self.axes, self.inside)
+        return spec_to_send(tensors, lead, self.axes, self.inside)
 
-    def _tensors(self) -> dict[str, Any]:
+    def _module_tensors(self) -> dict[str, Any]:
         """Return the module's tensors in the layout in which forward sees them, by name."""
         keys = self.module._parameters
         return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
 
 
-def sent_from(
-    given: Sequence[Any], lead: int, axes: Collection[int], inside: Collection[int] = ()
+def spec_to_send(
+    tensors: Sequence[Any], lead: int, axes: Collection[int], inside: Collection[int] = ()
 ) -> TensorSpec | None:
     """Return the spec to which tokens are redistributed before they are sent to their experts.
 
@@ -141,33 +143,35 @@ def sent_from(
     depends only on specs, so it is the same on all ranks.
 
     Args:
-        given: the tokens, their choices of experts, and the experts' tensors; global tensors.
+        tensors: the tokens, their choices of experts, and the experts' tensors; global tensors.
         lead: the number of dims of the tokens before their features.
         axes: the axes along which the experts are divided.
         inside: the axes along which each expert is split.
     """
-    spec = given[0]._spec
-    if any(each._spec.placement != spec.placement for each in given):
+    spec = tensors[0]._spec
+    if any(each._spec.placement != spec.placement for each in tensors):
         return None
-    if spec.placement.size != current().size and not is_apart():
+    if spec.placement.size != current().size and not is_only_placement_ranks():
         return None  # ranks outside the placement infer the result by following the ops
     split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
     split = [each and axis not in inside for axis, each in enumerate(split)]
-    wide = [axis for axis in axes if spec.placement.shape[axis] > 1]
-    if not wide or not all(split[axis] for axis in wide):
+    wide_axes = [axis for axis in axes if spec.placement.shape[axis] > 1]
+    if not wide_axes or not all(split[axis] for axis in wide_axes):
         return None
     return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
 
 
 @lru_cache(maxsize=1 << 10)
-def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
+def _placement_along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
     """Return the placement of the ranks whose coordinate differs from ``at`` only on ``axes``."""
-    places = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
-    return Placement(placement.type, placement.ranks[places].tolist())
+    index = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
+    return Placement(placement.type, placement.ranks[index].tolist())
 
 
 @lru_cache(maxsize=1 << 10)
-def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
+def expert_owners(
+    placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]
+) -> Owners:
     """Return which rank holds how many of ``count`` experts, in one group of ranks.
 
     A group holds all experts. Its ranks differ only along ``axes``: on a placement [2, 4] whose
@@ -176,8 +180,8 @@ def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[in
     """
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
     spec = TensorSpec.of(placement, entries, (count,), torch.int64)
-    ways = (range(n) if axis in axes else [at[axis]] for axis, n in enumerate(placement.shape))
-    places = list(itertools.product(*ways))
-    ranks = tuple(placement.rank_at(place) for place in places)
-    sizes = tuple(spec.local_shape(place)[0] for place in places)
-    return Owners(ranks, places.index(at), sizes, ranks_of(placement))
+    ranges = (range(n) if axis in axes else [at[axis]] for axis, n in enumerate(placement.shape))
+    coordinates = list(itertools.product(*ranges))
+    ranks = tuple(placement.rank_at(coordinate) for coordinate in coordinates)
+    sizes = tuple(spec.local_shape(coordinate)[0] for coordinate in coordinates)
+    return Owners(ranks, coordinates.index(at), sizes, ranks_of(placement))

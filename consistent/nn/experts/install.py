@@ -9,10 +9,10 @@ from torch import nn
 from ...spec import B, Split
 from ..plan import Plan
 from .forward import ExpertsForward
-from .kinds import takes_routed
-from .list_forward import install_list, take_off_list
+from .kinds import takes_routed_tokens
+from .list_forward import install_list, uninstall_list
 from .lists import expert_lists
-from .replaced import take_off
+from .replaced import restore_forward
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
@@ -21,27 +21,31 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
     ``parallelize`` calls this. Modules may be stacks of experts, or loop over a list of them.
     """
     for name, part in module.named_modules():
-        if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
-            axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
+        if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed_tokens(
+            part
+        ):
+            axes, inside = _axes_of_experts(
+                [plan.layouts(f"{name}.{key}") for key in part._parameters]
+            )
             if axes:
                 ExpertsForward(part, axes, inside).install()
-    for found in expert_lists(module):
-        install_list(found, plan)
+    for expert_list in expert_lists(module):
+        install_list(expert_list, plan)
 
 
-def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _axes_of_experts(all_layouts: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (axes that divide the experts among ranks, axes that split each expert's weights).
 
     On an axis of the first kind, every tensor of the module must be S(0). Both tuples are empty if
     the layouts do not allow sending tokens.
 
     Args:
-        found: the layouts of the module's tensors, None for one without layouts.
+        all_layouts: the layouts of the module's tensors, None for one without layouts.
     """
-    if None in found:
+    if None in all_layouts:
         return (), ()
     axes, inside = list[int](), list[int]()
-    for axis, entries in enumerate(zip(*(layouts.use for layouts in found), strict=True)):
+    for axis, entries in enumerate(zip(*(layouts.use for layouts in all_layouts), strict=True)):
         if all(entry == Split(0) for entry in entries):
             axes.append(axis)
         elif any(entry == Split(0) or not (entry is B or entry.is_split) for entry in entries):
@@ -51,9 +55,9 @@ def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(axes), tuple(inside)
 
 
-def take_off_experts(module: nn.Module) -> None:
+def uninstall_experts(module: nn.Module) -> None:
     """Undo ``install_experts``."""
     for part in module.modules():
-        take_off_list(part)
+        uninstall_list(part)
         if isinstance(part.__dict__.get("forward"), ExpertsForward):
-            take_off(part)
+            restore_forward(part)

@@ -7,19 +7,20 @@ import re
 
 from torch import nn
 
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "n_experts")
+COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "n_experts")
 """Names of attributes that hold the number of experts of a module."""
 
 _INDEX = re.compile(r"ind(ex|ices)|selected_experts", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights", re.IGNORECASE)
 
 
-def count_of(part: nn.Module) -> int | None:
+def expert_count(part: nn.Module) -> int | None:
     """Return the number of experts of ``part``; None if it has none.
 
-    Read from an attribute in ``COUNTS``, otherwise from the first parameter with three dims.
+    Read from an attribute in ``COUNT_ATTRIBUTES``, otherwise from the first parameter with three
+    dims.
     """
-    for name in COUNTS:
+    for name in COUNT_ATTRIBUTES:
         value = getattr(part, name, None)
         if isinstance(value, int):
             return value
@@ -27,7 +28,7 @@ def count_of(part: nn.Module) -> int | None:
     return weights[0].shape[0] if weights else None
 
 
-def takes_routed(part: nn.Module) -> bool:
+def takes_routed_tokens(part: nn.Module) -> bool:
     """Return whether ``part`` is a module of experts that takes tokens with their routing.
 
     Its ``forward(tokens, index, weights)`` returns for each token the sum over the experts in
@@ -41,12 +42,16 @@ def takes_routed(part: nn.Module) -> bool:
         return False
     if len(names) < 3 or not _INDEX.search(names[1]) or not _WEIGHTS.search(names[2]):
         return False
-    own = [p for p in part._parameters.values() if p is not None]
+    own_params = [p for p in part._parameters.values() if p is not None]
     inside = [*part.parameters(), *part.buffers()]
-    count = count_of(part)
-    return bool(own) and len(inside) == len(own) and all(_is_stack(p.shape, count) for p in own)
+    count = expert_count(part)
+    return (
+        bool(own_params)
+        and len(inside) == len(own_params)
+        and all(_is_expert_stack(p.shape, count) for p in own_params)
+    )
 
 
-def _is_stack(shape: tuple[int, ...], count: int | None) -> bool:
+def _is_expert_stack(shape: tuple[int, ...], count: int | None) -> bool:
     """Return whether a tensor of ``shape`` has ``count`` entries along dim 0, one per expert."""
     return len(shape) > 1 and shape[0] == count

@@ -18,11 +18,11 @@ from torch import nn
 
 from ...spec import S, Sbp, piece
 
-NAMED = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
+EXPERTS_NAME = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
 """Pattern of the names of modules that hold experts."""
 
 # Names of functions by which a loop over experts selects the tokens of each.
-_SELECTS = frozenset("where nonzero index_add index_add_ any".split())
+_SELECTING_FUNCTIONS = frozenset("where nonzero index_add index_add_ any".split())
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ExpertList:
         It is guessed from the functions that it calls. Otherwise each expert may get all tokens,
         and it is better to have it on every rank.
         """
-        return not _SELECTS.isdisjoint(names_in_forward(self.host))
+        return not _SELECTING_FUNCTIONS.isdisjoint(names_in_forward(self.host))
 
 
 def names_in_forward(module: nn.Module) -> set[str]:
@@ -62,13 +62,13 @@ def names_in_forward(module: nn.Module) -> set[str]:
 
     Those of methods of the module that the forward calls are included. Used to guess what it does.
     """
-    found, left = set[str](), ["forward"]
-    while left:
-        code = getattr(getattr(type(module), left.pop(), None), "__code__", None)
-        new = set(() if code is None else code.co_names) - found
-        found |= new
-        left += [name for name in new if not hasattr(nn.Module, name)]
-    return found
+    names, methods = set[str](), ["forward"]
+    while methods:
+        code = getattr(getattr(type(module), methods.pop(), None), "__code__", None)
+        new = set(() if code is None else code.co_names) - names
+        names |= new
+        methods += [name for name in new if not hasattr(nn.Module, name)]
+    return names
 
 
 def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
@@ -79,36 +79,36 @@ def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
     """
     for name, part in module.named_modules():
         last = name.rpartition(".")[2]
-        if not isinstance(part, nn.ModuleList | nn.ModuleDict) or not NAMED.search(last):
+        if not isinstance(part, nn.ModuleList | nn.ModuleDict) or not EXPERTS_NAME.search(last):
             continue
         if "shared" in last:  # each token uses them, so they are not routed
             continue
         children = part.named_children()
         experts = {key: each for key, each in children if any(True for _ in each.parameters())}
-        if len(experts) < 2 or not _are_alike(list(experts.values())):
+        if len(experts) < 2 or not _have_equal_structure(list(experts.values())):
             continue
         has_forward = type(part).forward is not nn.Module.forward
         host = part if has_forward else module.get_submodule(name.rpartition(".")[0])
         yield ExpertList(name, host, experts)
 
 
-def _are_alike(experts: list[nn.Module]) -> bool:
+def _have_equal_structure(experts: list[nn.Module]) -> bool:
     """Return whether modules can be experts of one list, as ``expert_lists`` says."""
     shapes = [
         [(key, p.shape, p.dtype) for key, p in each.named_parameters(remove_duplicate=False)]
         for each in experts
     ]
-    every = [p for each in experts for p in each.parameters()]
+    params = [p for each in experts for p in each.parameters()]
     return (
         len({type(each) for each in experts}) == 1
         and all(found == shapes[0] for found in shapes)
         and all(len(shape) > 0 for _, shape, _ in shapes[0])
-        and 0 < len({id(p) for p in every}) == sum(map(len, shapes))
+        and 0 < len({id(p) for p in params}) == sum(map(len, shapes))
         and not any(True for each in experts for _ in each.buffers())
     )
 
 
-def on_its_rank(size: int, expert: int, count: int, ranks: int) -> Sbp:
+def sbp_on_one_rank(size: int, expert: int, count: int, ranks: int) -> Sbp:
     """Return the SBP by which one rank has the whole of an expert's tensor, and the others nothing.
 
     Experts are assigned to ranks in balanced blocks: of 4 experts on 2 ranks, rank 0 has 0 and 1.

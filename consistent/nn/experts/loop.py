@@ -30,7 +30,17 @@ from ...dispatch.planning import autocast
 from ...dispatch.plans.shards import is_global
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
-from .selected import Chosen, Made, Picked, Raised, Selected, closed, memory, picked, real
+from .selected import (
+    ExpertResult,
+    IncrementedRows,
+    MaskIndices,
+    Selected,
+    SelectedEntries,
+    materialize,
+    materialize_closed,
+    memory_id,
+    select_entries,
+)
 
 
 @dataclass
@@ -40,24 +50,24 @@ class Addends:
     Args:
         out: the tensor [..., features] to which the loop adds them.
         x: the tensor whose rows the experts take.
-        made: the results, in order.
-        again: for each result, a function that adds it to ``out`` as the loop does.
+        results: the results, in order.
+        adders: for each result, a function that adds it to ``out`` as the loop does.
         is_fresh: whether the loop created ``out`` as a plain tensor, and no other tensor shares its
             memory.
     """
 
     out: Tensor
     x: Tensor
-    made: list[Made] = field(default_factory=list)
-    again: list[Callable[[], Any]] = field(default_factory=list)
+    results: list[ExpertResult] = field(default_factory=list)
+    adders: list[Callable[[], Any]] = field(default_factory=list)
     is_fresh: bool = False
 
-    def memories(self) -> set[int]:
-        """Return identifiers (``memory``) of all memory from which the results are computed.
+    def memory_ids(self) -> set[int]:
+        """Return identifiers (``memory_id``) of all memory from which the results are computed.
 
         The results have to be computed before any of it is overwritten.
         """
-        return set[int]().union(*(made.memories() for made in self.made))
+        return set[int]().union(*(result.memory_ids() for result in self.results))
 
 
 class Loop(TorchFunctionMode):
@@ -67,28 +77,28 @@ class Loop(TorchFunctionMode):
     as written, after the deferred values that they need were computed.
 
     Args:
-        of_one: runs one expert: (its index, its argument) -> its result.
-        add_at_once: computes and adds all collected results; returns False if it cannot.
+        run_expert: runs one expert: (its index, its argument) -> its result.
+        add_all: computes and adds all collected results; returns False if it cannot.
     """
 
     def __init__(
         self,
-        of_one: Callable[[int, Any], Any],
-        add_at_once: Callable[[Addends], bool],
+        run_expert: Callable[[int, Any], Any],
+        add_all: Callable[[Addends], bool],
     ) -> None:
         super().__init__()
-        self.of_one, self._add_at_once = of_one, add_at_once
+        self.run_expert, self._add_all = run_expert, add_all
         self.numbers = itertools.count()
         # Number -> deferred value that the program still holds. Numbers ascend, so that all ranks
         # compute these values in the same order.
-        self.live: WeakValueDictionary[int, Selected] = WeakValueDictionary()
+        self.deferred_values: WeakValueDictionary[int, Selected] = WeakValueDictionary()
         self._pending: Addends | None = None
-        self._base: ref[Selected] | None = None
+        self._old_rows: ref[Selected] | None = None
         self._indices: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
-        self._fresh: dict[int, Tensor] = {}
-        self._roots: dict[int, tuple[Tensor, Tensor]] = {}
-        self._as_written = False
-        self.state = _state()
+        self._created_tensors: dict[int, Tensor] = {}
+        self._base_masks: dict[int, tuple[Tensor, Tensor]] = {}
+        self._is_deferral_off = False
+        self.state = _grad_and_autocast()
 
     @property
     def is_paused(self) -> bool:
@@ -96,7 +106,7 @@ class Loop(TorchFunctionMode):
 
         Deferred calls run with the settings of the beginning, so no call is deferred meanwhile.
         """
-        return _state() != self.state
+        return _grad_and_autocast() != self.state
 
     @property
     def records(self) -> bool:
@@ -120,69 +130,73 @@ class Loop(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # They are disabled where the library itself works on shards.
-        if self._as_written or not torch._C._is_torch_function_enabled():
+        if self._is_deferral_off or not torch._C._is_torch_function_enabled():
             return func(*args, **kwargs)
-        self.settle()
-        args, kwargs = closed(args), dict(closed(kwargs))
-        note = None if self.is_paused else _NOTED.get(getattr(func, "__name__", ""))
-        made = NotImplemented if note is None else note(self, func, *args, **kwargs)
-        return self._run(func, args, kwargs) if made is NotImplemented else made
+        self.settle_old_rows()
+        args, kwargs = materialize_closed(args), dict(materialize_closed(kwargs))
+        defer = None if self.is_paused else _DEFERRED_CALLS.get(getattr(func, "__name__", ""))
+        result = NotImplemented if defer is None else defer(self, func, *args, **kwargs)
+        return self._run_as_written(func, args, kwargs) if result is NotImplemented else result
 
-    def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run_as_written(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a call as it is written, after computing the values that it uses or overwrites."""
-        given = tensors_in((args, kwargs))
-        if self._pending is not None and memory(self._pending.out) in map(memory, given):
+        inputs = tensors_in((args, kwargs))
+        if self._pending is not None and memory_id(self._pending.out) in map(memory_id, inputs):
             self.flush()
-        if given and _writes(func, kwargs):
-            written = kwargs.get("out", args[0] if args else None)
-            for x in tensors_in(written):
+        if inputs and _writes_to_argument(func, kwargs):
+            outputs = kwargs.get("out", args[0] if args else None)
+            for x in tensors_in(outputs):
                 self.before_write(x)
-        for x in given:
-            self._fresh.pop(id(x), None)
-        made = func(*real(args), **real(kwargs))
-        if not given and isinstance(made, Tensor) and not is_global(made):
-            self._fresh[id(made)] = made
-        is_mask = isinstance(made, Tensor) and made.dtype is torch.bool and given
-        if is_mask and getattr(func, "__name__", "") in _IN_ORDER:
-            self._roots[id(made)] = made, self._root(given[0])
-        return made
+        for x in inputs:
+            self._created_tensors.pop(id(x), None)
+        result = func(*materialize(args), **materialize(kwargs))
+        if not inputs and isinstance(result, Tensor) and not is_global(result):
+            self._created_tensors[id(result)] = result
+        is_mask = isinstance(result, Tensor) and result.dtype is torch.bool and inputs
+        if is_mask and getattr(func, "__name__", "") in _ORDER_KEEPING:
+            self._base_masks[id(result)] = result, self._base_mask(inputs[0])
+        return result
 
-    def before_write(self, x: Tensor, but: tuple[Selected, ...] = ()) -> None:
+    def before_write(self, x: Tensor, unaffected: tuple[Selected, ...] = ()) -> None:
         """Compute what depends on the values of ``x``, before these are overwritten.
 
         Args:
             x: the tensor that is to be written.
             but: deferred values that need not be computed.
         """
-        where = memory(x)
-        if self._pending is not None and where in self._pending.memories():
+        storage = memory_id(x)
+        if self._pending is not None and storage in self._pending.memory_ids():
             self.flush()
-        for each in list(self.live.values()):
-            if all(each is not x for x in but) and where in each.memories():
-                each.close()
-        for known in (self._indices, self._roots):
-            for key in [key for key, found in known.items() if where in _memories(found)]:
-                del known[key]
+        for value in list(self.deferred_values.values()):
+            if all(value is not x for x in unaffected) and storage in value.memory_ids():
+                value.close()
+        for cache in (self._indices, self._base_masks):
+            for key in [key for key, entry in cache.items() if storage in _memory_of_entry(entry)]:
+                del cache[key]
 
     def _before_read(self, x: Tensor) -> None:
         """Add the collected results to ``x`` before its shard is read."""
         pending = self._pending  # the read may be in another thread
-        if pending is not None and not self._as_written and memory(pending.out) == memory(x):
-            self.settle()
+        if (
+            pending is not None
+            and not self._is_deferral_off
+            and memory_id(pending.out) == memory_id(x)
+        ):
+            self.settle_old_rows()
             self.flush()
 
-    def settle(self) -> None:
+    def settle_old_rows(self) -> None:
         """Add the last collected result at once if the program still holds ``out[at]`` from before.
 
         These old rows may be used later: ``rows = out[at]; out[at] = rows + made; use(rows)``. So
         they are computed, and the result is added as the loop has written it. Called before the
         next call of torch, when it is known whether the program still holds the rows.
         """
-        base, self._base = self._base and self._base(), None
+        base, self._old_rows = self._old_rows and self._old_rows(), None
         if base is None or self._pending is None:
             return
-        add = self._pending.again.pop()
-        self._pending.made.pop()
+        add = self._pending.adders.pop()
+        self._pending.results.pop()
         self.flush()
         base.close()
         with self.as_written():
@@ -190,19 +204,19 @@ class Loop(TorchFunctionMode):
 
     def _finish(self) -> None:
         """Add all results, and compute the deferred values that the program still holds."""
-        self.settle()
+        self.settle_old_rows()
         self.flush()
-        for each in list(self.live.values()):
-            each.close()
+        for value in list(self.deferred_values.values()):
+            value.close()
 
     def flush(self) -> None:
         """Compute the collected results, at once or else one by one, and add them to ``out``."""
-        found, self._pending = self._pending, None
-        if found is None or not found.made:
+        addends, self._pending = self._pending, None
+        if addends is None or not addends.results:
             return
         with self.as_written():
-            if not self._add_at_once(found):
-                for add in found.again:
+            if not self._add_all(addends):
+                for add in addends.adders:
                     add()
 
     @contextmanager
@@ -211,26 +225,26 @@ class Loop(TorchFunctionMode):
 
         Grad mode and autocast are those of where the loop began.
         """
-        before, self._as_written = self._as_written, True
+        previous, self._is_deferral_off = self._is_deferral_off, True
         grad, casts = self.state
         try:
             with ExitStack() as stack:
                 if self.is_paused:
                     stack.enter_context(torch.set_grad_enabled(grad))
-                    for cast in set(casts).difference(_state()[1]):
+                    for cast in set(casts).difference(_grad_and_autocast()[1]):
                         device, is_on, dtype = cast
                         stack.enter_context(torch.autocast(device, dtype, is_on))
                 yield
         finally:
-            self._as_written = before
+            self._is_deferral_off = previous
 
     # -- for the values ----------------------------------------------------------------------------
 
-    def computed(self, value: Selected) -> Tensor:
+    def compute_deferred(self, value: Selected) -> Tensor:
         """Compute a deferred value, after adding the collected results that it reads."""
         with self.as_written():
             if self._pending is not None:
-                if memory(self._pending.out) in value.memories():
+                if memory_id(self._pending.out) in value.memory_ids():
                     self.flush()
             return value.compute()
 
@@ -240,119 +254,137 @@ class Loop(TorchFunctionMode):
             self._indices[id(mask)] = mask, torch.where(mask)
         return self._indices[id(mask)][1]
 
-    def _root(self, mask: Tensor) -> Tensor:
+    def _base_mask(self, mask: Tensor) -> Tensor:
         """Return the mask of which ``mask`` is a reshaped view with its entries in the same order.
 
         It is ``mask`` itself if it is no such view.
         """
-        return self._roots.get(id(mask), (mask, mask))[1]
+        return self._base_masks.get(id(mask), (mask, mask))[1]
 
-    def alike(self, a: Picked, b: Picked) -> bool:
+    def select_same_entries(self, a: SelectedEntries, b: SelectedEntries) -> bool:
         """Return whether ``a`` and ``b`` select by the same mask, so that their rows correspond."""
         if a.mask is b.mask:
             return True
-        return a.is_of_whole and b.is_of_whole and self._root(a.mask) is self._root(b.mask)
+        return (
+            a.has_all_mask_dims
+            and b.has_all_mask_dims
+            and self._base_mask(a.mask) is self._base_mask(b.mask)
+        )
 
-    def expert(self, number: int, rows: Picked) -> Any:
+    def defer_expert(self, number: int, rows: SelectedEntries) -> Any:
         """Defer a call of expert ``number`` on ``rows``; return a deferred value for its result.
 
         If ``rows`` is not [entries, features], the expert runs at once.
         """
         if not rows.are_rows:
-            return self.of_one(number, rows.real())
+            return self.run_expert(number, rows.materialize())
         with self.as_written():
-            if self._pending is not None and memory(rows.source) == memory(self._pending.out):
+            if self._pending is not None and memory_id(rows.source) == memory_id(self._pending.out):
                 self.flush()
-        return Made(self, number, rows)
+        return ExpertResult(self, number, rows)
 
     # -- calls that are deferred -------------------------------------------------------------------
 
     def where(self, func: Any, mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not is_global(mask) or mask.ndim == 0:
             return NotImplemented
-        return tuple(Chosen(self, mask, dim) for dim in range(mask.ndim))
+        return tuple(MaskIndices(self, mask, dim) for dim in range(mask.ndim))
 
     def nonzero(self, func: Any, mask: Any, *args: Any, as_tuple: bool = False) -> Any:
         return self.where(func, mask, *args) if as_tuple else NotImplemented
 
     def get(self, func: Any, x: Any, index: Any) -> Any:
-        found = picked(self, x, index) if isinstance(x, Tensor) else None
-        return NotImplemented if found is None else found
+        rows = select_entries(self, x, index) if isinstance(x, Tensor) else None
+        return NotImplemented if rows is None else rows
 
     def multiply(self, func: Any, a: Any, b: Any = None, **kwargs: Any) -> Any:
-        if isinstance(a, Made) and not kwargs:
+        if isinstance(a, ExpertResult) and not kwargs:
             return a * b
-        return b * a if isinstance(b, Made) and not kwargs else NotImplemented
+        return b * a if isinstance(b, ExpertResult) and not kwargs else NotImplemented
 
-    def index_add(self, func: Any, out: Any, dim: Any, index: Any, made: Any, **kwargs: Any) -> Any:
-        if dim != 0 or not isinstance(index, Chosen) or not isinstance(made, Made) or kwargs:
+    def index_add(
+        self, func: Any, out: Any, dim: Any, index: Any, result: Any, **kwargs: Any
+    ) -> Any:
+        if (
+            dim != 0
+            or not isinstance(index, MaskIndices)
+            or not isinstance(result, ExpertResult)
+            or kwargs
+        ):
             return NotImplemented
-        if index.mask is not made.rows.mask or made.rows.dims != (index.dim,):
+        if index.mask is not result.rows.mask or result.rows.dims != (index.dim,):
             return NotImplemented
-        made = made.now()
+        result = result.snapshot()
 
-        def again() -> None:
-            func(out, 0, index.real(), made.real())
+        def add() -> None:
+            func(out, 0, index.materialize(), result.materialize())
 
-        return out if self._noted(out, made, again) else NotImplemented
+        return out if self._collect(out, result, add) else NotImplemented
 
     def set(self, func: Any, x: Any, index: Any, value: Any) -> Any:
-        if not isinstance(value, Raised) or value.base.source is not x:
+        if not isinstance(value, IncrementedRows) or value.base.source is not x:
             return NotImplemented
-        base, made = value.base, value.made
-        at = picked(self, x, index)
-        if at is None or not (self.alike(at, base) and self.alike(at, made.rows)):
+        base, result = value.base, value.result
+        target = select_entries(self, x, index)
+        if target is None or not (
+            self.select_same_entries(target, base) and self.select_same_entries(target, result.rows)
+        ):
             return NotImplemented
-        if at.dims != base.dims or at.form != base.form:
+        if target.dims != base.dims or target.form != base.form:
             return NotImplemented
-        if at.mask is made.rows.mask and at.dims != made.rows.dims:
+        if target.mask is result.rows.mask and target.dims != result.rows.dims:
             return NotImplemented
 
         # Torch does not define the result if an index selects an entry twice.
-        def again() -> None:
-            where = real(index)
-            func(x, where, x[where] + made.real())
+        def add() -> None:
+            positions = materialize(index)
+            func(x, positions, x[positions] + result.materialize())
 
-        if not self._noted(x, made, again, value, base, at):
+        if not self._collect(x, result, add, value, base, target):
             return NotImplemented
-        self._base = ref(base)
+        self._old_rows = ref(base)
         return None
 
-    def _noted(self, out: Any, made: Made, again: Callable[[], Any], *but: Selected) -> bool:
+    def _collect(
+        self, out: Any, result: ExpertResult, add: Callable[[], Any], *unaffected_values: Selected
+    ) -> bool:
         """Collect a result that the loop adds to ``out``; return False if it cannot be collected.
 
         Args:
-            out: the tensor to which ``made`` is added.
-            made: the result of an expert.
-            again: adds ``made`` to ``out`` as the loop does.
-            but: deferred values of the same statement, which need not be computed before the write.
+            out: the tensor to which ``result`` is added.
+            result: the result of an expert.
+            add: adds ``result`` to ``out`` as the loop does.
+            unaffected_values: deferred values of the same statement, which need not be computed
+                before the write.
         """
-        x = made.rows.source
+        x = result.rows.source
         fits = out.ndim > 1 and out.shape[-1] > 1 and out.shape[:-1].numel() == x.shape[:-1].numel()
         if not fits or (out.is_leaf and out.requires_grad):
             return False
-        if memory(out) in made.memories():
+        if memory_id(out) in result.memory_ids():
             return False  # the next expert takes what this one adds
-        last = self._pending
-        if last is not None and (last.out is not out or last.x is not x):
+        pending = self._pending
+        if pending is not None and (pending.out is not out or pending.x is not x):
             self.flush()
-        self.before_write(out, but)
+        self.before_write(out, unaffected_values)
         if self._pending is None:
-            self._pending = Addends(out, x, is_fresh=id(out) in self._fresh)
-        self._pending.made.append(made)
-        self._pending.again.append(again)
+            self._pending = Addends(out, x, is_fresh=id(out) in self._created_tensors)
+        self._pending.results.append(result)
+        self._pending.adders.append(add)
         return True
 
 
-def _state() -> tuple[bool, tuple[tuple[str, bool, torch.dtype], ...]]:
+def _grad_and_autocast() -> tuple[bool, tuple[tuple[str, bool, torch.dtype], ...]]:
     """Return (whether gradients are recorded, the settings of autocast) of this moment."""
-    return torch.is_grad_enabled(), autocast.now()
+    return torch.is_grad_enabled(), autocast.autocast_state()
 
 
 # Functions whose result has the entries of their first argument, in the same order.
-_IN_ORDER = frozenset("view reshape flatten ravel view_as reshape_as squeeze unsqueeze".split())
+_ORDER_KEEPING = frozenset(
+    "view reshape flatten ravel view_as reshape_as squeeze unsqueeze".split()
+)
 
-_NOTED: dict[str, Callable[..., Any]] = {
+_DEFERRED_CALLS: dict[str, Callable[..., Any]] = {
     "where": Loop.where,
     "nonzero": Loop.nonzero,
     "__getitem__": Loop.get,
@@ -362,12 +394,12 @@ _NOTED: dict[str, Callable[..., Any]] = {
 }
 
 
-def _memories(found: tuple[Any, Any]) -> set[int]:
-    """Return identifiers of the memory of all tensors in ``found``."""
-    return set(map(memory, tensors_in(found)))
+def _memory_of_entry(entry: tuple[Any, Any]) -> set[int]:
+    """Return identifiers of the memory of all tensors in ``entry``."""
+    return set(map(memory_id, tensors_in(entry)))
 
 
-def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+def _writes_to_argument(func: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a function of torch writes to an argument, as ``add_`` or ``out=`` does."""
     name = getattr(func, "__name__", "")
     in_place = (

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 
-class Replaced:
+class ReplacedForward:
     """Base of the callables that replace the forward of a module.
 
     They are stored in the module's ``__dict__``, which Python searches before the class. Classes
@@ -31,14 +31,14 @@ class Replaced:
         """Make calls of the module run this object in place of its forward."""
         self.module.__dict__["forward"] = self
 
-    def own(self, *args: Any, **kwargs: Any) -> Any:
+    def original_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the forward that the module had before, and return its result."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
-def take_off(module: nn.Module) -> None:
+def restore_forward(module: nn.Module) -> None:
     """Undo ``install`` for ``module``, which may be a copy of the one it was called for."""
     inner = module.__dict__.pop("forward").inner
     if inner is not None:
@@ -46,7 +46,7 @@ def take_off(module: nn.Module) -> None:
 
 
 @contextmanager
-def shown(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+def attributes_replaced(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
     """Let attributes of ``module`` have other values inside the context.
 
     The module's forward then reads these in place of its parameters.
@@ -60,13 +60,15 @@ def shown(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
     for name, value in values.items():
         path, _, key = name.rpartition(".")
         places.append((module.get_submodule(path).__dict__, key, value))
-    before = [(seen, key, seen[key]) for seen, key, _ in places if key in seen]
-    for seen, key, value in places:
-        seen[key] = value
+    previous = [
+        (attributes, key, attributes[key]) for attributes, key, _ in places if key in attributes
+    ]
+    for attributes, key, value in places:
+        attributes[key] = value
     try:
         yield
     finally:
-        for seen, key, _ in places:
-            del seen[key]
-        for seen, key, value in before:
-            seen[key] = value
+        for attributes, key, _ in places:
+            del attributes[key]
+        for attributes, key, value in previous:
+            attributes[key] = value

@@ -17,11 +17,11 @@ from mirrored.transports.default import current
 
 from ...dispatch.planning.without_modes import without_modes
 from ...dispatch.plans.shards import attach, plain
-from ...movement.world import apart
+from ...movement.world import only_placement_ranks
 from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
-from .kinds import COUNTS
-from .replaced import shown
+from .kinds import COUNT_ATTRIBUTES
+from .replaced import attributes_replaced
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Routed(ABC):
 
     It maps (tokens, choices, weights, this rank's tensors of the experts) to the weighted outputs
     for this rank's tokens; all are plain tensors. Subclasses say what choices are (``choices``) and
-    how experts run (``of_rows``). Its ``repr`` is the same on all ranks, and identifies it in a
+    how experts run (``run_experts``). Its ``repr`` is the same on all ranks, and identifies it in a
     recorded program.
 
     Args:
@@ -51,7 +51,7 @@ class Routed(ABC):
         index, weights = self.choices(choices, weights)
         routes = Routes(index, self.owners)
         rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
-        out = routes.give_back(self.of_rows(rows, expert, tensors), weights, self.dtype)
+        out = routes.send_back(self.run_experts(rows, expert, tensors), weights, self.dtype)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Routed(ABC):
         """
 
     @abstractmethod
-    def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    def run_experts(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """Return the outputs of this rank's experts for ``rows``, one row for each.
 
         Args:
@@ -83,7 +83,7 @@ class Forward(Protocol):
     module: nn.Module
     number: int
 
-    def own(self, *args: Any, **kwargs: Any) -> Any: ...
+    def original_forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +91,8 @@ class RoutedStacks(Routed):
     """Routing through a module of experts whose tensors are stacks, with an entry for each expert.
 
     Args:
-        forward: the replaced forward of the module, whose ``own`` runs the module's code.
+        forward: the replaced forward of the module, whose ``original_forward`` runs the module's
+            code.
         keys: the names of its stacks.
         specs: the specs of its stacks on the ranks among which each expert is split; empty if
             experts are not split.
@@ -104,51 +105,59 @@ class RoutedStacks(Routed):
     def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         return choices.reshape(-1, choices.shape[-1]), weights.reshape(-1, weights.shape[-1])
 
-    def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    def run_experts(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         # A rank that receives no rows runs a row of zeros, so that its weights are part of the
         # graph and get a gradient of zeros.
         empty = rows.shape[0] == 0
         if empty:
             rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
         one_each = expert[:, None].to(rows.device)
-        made = self._run([rows, one_each, torch.ones_like(rows[:, :1])], tensors)
-        check_rows(made, rows, self.forward.module)
-        return made[:0] if empty else made
+        outputs = self._run_module([rows, one_each, torch.ones_like(rows[:, :1])], tensors)
+        check_rows(outputs, rows, self.forward.module)
+        return outputs[:0] if empty else outputs
 
-    def _run(self, given: list[Tensor], stacks: Sequence[Tensor]) -> Any:
+    def _run_module(self, inputs: list[Tensor], stacks: Sequence[Tensor]) -> Any:
         """Run the module's own forward as if there were no experts but this rank's.
 
         Args:
-            given: the rows that have arrived, the expert of each, and weights of one.
+            inputs: the rows that have arrived, the expert of each, and weights of one.
             stacks: this rank's part of each stack.
         """
         if not self.specs:
-            with shown(self.forward.module, self._seen(stacks)):
-                return self.forward.own(*given)
+            with attributes_replaced(self.forward.module, self._attributes_of_own_experts(stacks)):
+                return self.forward.original_forward(*inputs)
         placement = self.specs[0].placement
-        whole = (B,) * placement.ndim
-        laid = [attach(x, TensorSpec.of(placement, whole, x.shape, x.dtype)) for x in given]
-        seen = self._seen([*map(attach, stacks, self.specs)])
-        with shown(self.forward.module, seen), apart():
-            return self.forward.own(*laid).to_global(sbp=whole).to_local()
+        replicated = (B,) * placement.ndim
+        global_inputs = [
+            attach(x, TensorSpec.of(placement, replicated, x.shape, x.dtype)) for x in inputs
+        ]
+        attributes = self._attributes_of_own_experts([*map(attach, stacks, self.specs)])
+        with attributes_replaced(self.forward.module, attributes), only_placement_ranks():
+            return (
+                self.forward.original_forward(*global_inputs).to_global(sbp=replicated).to_local()
+            )
 
-    def _seen(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
+    def _attributes_of_own_experts(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
         """Return the attributes to set so that the module sees only this rank's experts.
 
         These are the stacks, and the attributes that hold the number of experts.
         """
-        numbers = [key for key in COUNTS if isinstance(self.forward.module.__dict__.get(key), int)]
+        numbers = [
+            key
+            for key in COUNT_ATTRIBUTES
+            if isinstance(self.forward.module.__dict__.get(key), int)
+        ]
         return dict(zip(self.keys, stacks, strict=True)) | dict.fromkeys(numbers, len(stacks[0]))
 
     def __repr__(self) -> str:
         return f"experts {self.forward.number} {type(self.forward.module).__name__} {self.owners}"
 
 
-def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
-    """Raise ``TypeError`` unless the result ``made`` of experts has a row for each of ``rows``."""
-    if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
+def check_rows(outputs: Any, rows: Tensor, experts: nn.Module) -> None:
+    """Raise ``TypeError`` unless ``outputs`` of experts have a row for each of ``rows``."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != rows.shape[0]:
         raise TypeError(
-            f"experts: {type(experts).__name__} made {short(made)} of {rows.shape[0]} rows, and "
+            f"experts: {type(experts).__name__} made {short(outputs)} of {rows.shape[0]} rows, and "
             "experts to which tokens are sent give a row for each. Lay its weights out in another "
             "way than S(0)."
         )
@@ -182,17 +191,17 @@ class _InOneMessage(torch.autograd.Function):
     def forward(ctx: Any, run: Routed, *tensors: Tensor) -> Tensor:
         ctx.run = run
         ctx.save_for_backward(*tensors)
-        return _sent(_Forward(run), list(tensors))[0]
+        return _run_as_message(_Forward(run), list(tensors))[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple:
         x, index, *others = ctx.saved_tensors
-        to_x, *to_others = _sent(_Backward(ctx.run), [grad, x, index, *others])
-        return None, to_x, None, *to_others
+        grad_of_x, *other_grads = _run_as_message(_Backward(ctx.run), [grad, x, index, *others])
+        return None, grad_of_x, None, *other_grads
 
 
-def _sent(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
+def _run_as_message(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
     """Run ``run`` on ``tensors`` as one message of the transport, and return its results."""
     return current().as_one(run, [x.detach() for x in tensors], run.run.owners.told)
 

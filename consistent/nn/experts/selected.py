@@ -3,16 +3,16 @@
 They are selected tokens, the results of an expert, and results times weights.
 
 ```
-idx, top_x = torch.where(mask[e])        Chosen, Chosen            mask[e]: [k, tokens]
-rows = x[None, top_x].reshape(-1, d)     Picked of x
-made = expert(rows)                      Made by the expert of rows
-made = made * w[top_x, idx, None]        Made, scaled by Picked of w
+idx, top_x = torch.where(mask[e])        MaskIndices x 2           mask[e]: [k, tokens]
+rows = x[None, top_x].reshape(-1, d)     SelectedEntries of x
+made = expert(rows)                      ExpertResult of rows
+made = made * w[top_x, idx, None]        ExpertResult, scaled by SelectedEntries of w
 out.index_add_(0, top_x, made)           an addend of out (loop.py)
 ```
 
 Each value knows the mask whose entries select its rows, so a whole loop becomes (tokens, masks,
-weights) of fixed shapes. Anything else that a program does with such a value computes it: ``real``
-returns what torch would have returned.
+weights) of fixed shapes. Anything else that a program does with such a value computes it:
+``materialize`` returns what torch would have returned.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from ...dispatch.plans.shards import is_global, plain
 Form = tuple[int | None, ...]  # a shape; None stands for the number of selected entries
 
 
-def memory(x: Any) -> int:
+def memory_id(x: Any) -> int:
     """Return an identifier of the memory of ``x``; tensors that share memory have the same."""
     return plain(x).untyped_storage()._cdata if x.layout is torch.strided else id(x)
 
 
-def real(value: Any) -> Any:
+def materialize(value: Any) -> Any:
     """Return ``value``, which may be nested, with a computed tensor for each ``Selected`` in it."""
-    return _mapped(value, Selected.real)
+    return _map_selected(value, Selected.materialize)
 
 
-def closed(value: Any) -> Any:
+def materialize_closed(value: Any) -> Any:
     """Return ``value`` with a computed tensor for each ``Selected`` in it that is closed.
 
     A value is closed if operations on it can no longer be deferred, for example because its source
     was overwritten.
     """
-    return _mapped(value, lambda x: x.real() if x.is_closed else x)
+    return _map_selected(value, lambda x: x.materialize() if x.is_closed else x)
 
 
-def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
-    """Return ``value``, which may be nested, with ``made(x)`` for each ``Selected`` x in it."""
+def _map_selected(value: Any, convert: Callable[[Selected], Any]) -> Any:
+    """Return ``value``, which may be nested, with ``convert(x)`` for each ``Selected`` x in it."""
     if isinstance(value, Selected):
-        return made(value)
+        return convert(value)
     if type(value) in (list, tuple):
-        return type(value)(_mapped(x, made) for x in value)
+        return type(value)(_map_selected(x, convert) for x in value)
     if type(value) is dict:
-        return {key: _mapped(x, made) for key, x in value.items()}
+        return {key: _map_selected(x, convert) for key, x in value.items()}
     return value
 
 
-def _is_in_function() -> bool:
+def _is_in_autograd_function() -> bool:
     """Return whether the forward of an autograd Function that was written in Python is running."""
-    forwards = _codes_of_forwards(torch.autograd.Function)
+    forwards = _codes_of_autograd_forwards(torch.autograd.Function)
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code in forwards:
@@ -73,64 +73,64 @@ def _is_in_function() -> bool:
     return False
 
 
-def _codes_of_forwards(cls: type) -> set[CodeType]:
+def _codes_of_autograd_forwards(cls: type) -> set[CodeType]:
     """Return the code of ``forward`` of each subclass of ``cls``, without decorators.
 
     The call of ``apply`` is no sign that a forward runs: since torch 2.15 it has no frame.
     """
-    found = set()
-    for each in cls.__subclasses__():
-        found |= _codes_of_forwards(each)
-        forward = inspect.unwrap(each.__dict__.get("forward", each))
+    codes = set()
+    for subclass in cls.__subclasses__():
+        codes |= _codes_of_autograd_forwards(subclass)
+        forward = inspect.unwrap(subclass.__dict__.get("forward", subclass))
         if isinstance(forward, FunctionType):
-            found.add(forward.__code__)
-    return found
+            codes.add(forward.__code__)
+    return codes
 
 
 class Selected:
     """A value in a loop over experts that stands for a tensor which is not computed yet.
 
     Operations that select, weight and add such values are deferred, too. Any other use computes the
-    tensor (``real``), so programs see what torch would have returned.
+    tensor (``materialize``), so programs see what torch would have returned.
 
     Args:
         loop: the loop to which it belongs (``loop.Loop``).
     """
 
-    _real: Any = None
+    _computed: Any = None
     _is_closed = False
     __hash__ = object.__hash__  # of the object, while ``==`` compares values
 
     def __init__(self, loop: Any) -> None:
         self.loop = loop
-        loop.live[next(loop.numbers)] = self
+        loop.deferred_values[next(loop.numbers)] = self
 
-    def real(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Return the tensor that torch would have returned in place of this value.
 
         Raises:
             RuntimeError: an autograd Function was given the value and reads it. Since the value is
                 no tensor, the Function would give it no gradient.
         """
-        if self.loop.records and not torch.is_grad_enabled() and _is_in_function():
+        if self.loop.records and not torch.is_grad_enabled() and _is_in_autograd_function():
             raise RuntimeError(
                 "An autograd Function (or a reentrant checkpoint) was given the tokens that a loop "
                 'over experts selects, or the result of an expert. Under "expert" these are '
                 "computed after the loop, so the Function would lose their gradient.\n"
                 "  Give it a copy, which is computed at once: MyFunction.apply(x.clone())."
             )
-        if self._real is None:
-            self.loop.settle()
-        if self._real is None:
-            self._real = self.loop.computed(self)
-        return self._real
+        if self._computed is None:
+            self.loop.settle_old_rows()
+        if self._computed is None:
+            self._computed = self.loop.compute_deferred(self)
+        return self._computed
 
     def close(self) -> None:
         """Compute the value, and from here on run operations on it at once.
 
         Called before the value or one of its sources changes.
         """
-        self.real()
+        self.materialize()
         self._is_closed = True
 
     @property
@@ -153,35 +153,35 @@ class Selected:
         """Return the other ``Selected`` values from which ``compute`` computes this one."""
         return []
 
-    def memories(self) -> set[int]:
-        """Return identifiers (``memory``) of the memory to which a write may change the value."""
-        here = [self._real] if isinstance(self._real, Tensor) else []
-        found = set(map(memory, (*self.sources(), *here)))
-        return found.union(*(part.memories() for part in self.parts()))
+    def memory_ids(self) -> set[int]:
+        """Return identifiers (``memory_id``) of the memory whose writes may change the value."""
+        own_value = [self._computed] if isinstance(self._computed, Tensor) else []
+        identifiers = set(map(memory_id, (*self.sources(), *own_value)))
+        return identifiers.union(*(part.memory_ids() for part in self.parts()))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("register_") or name == "retain_grad":  # a hook needs the tensor itself
-            self.loop.before_write(self.real())
-        return getattr(self.real(), name)
+            self.loop.before_write(self.materialize())
+        return getattr(self.materialize(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("data", "grad", "requires_grad"):
-            self.loop.before_write(self.real())
-            setattr(self.real(), name, real(value))
+            self.loop.before_write(self.materialize())
+            setattr(self.materialize(), name, materialize(value))
         else:
             super().__setattr__(name, value)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Inside the loop its mode comes first; this is for values that are kept longer.
-        return func(*real(args), **real(kwargs or {}))
+        return func(*materialize(args), **materialize(kwargs or {}))
 
 
-def _delegated(name: str) -> Callable[..., Any]:
+def _method_of_tensor(name: str) -> Callable[..., Any]:
     """Return a method that computes the value, and calls the tensor's method ``name``."""
 
     def method(self: Selected, *args: Any) -> Any:
-        return getattr(self.real(), name)(*real(args))
+        return getattr(self.materialize(), name)(*materialize(args))
 
     return method
 
@@ -189,10 +189,10 @@ def _delegated(name: str) -> Callable[..., Any]:
 for _name in """len iter bool int float index contains getitem setitem neg pos abs invert
     add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul
     and rand or ror xor rxor lt le gt ge eq ne""".split():
-    setattr(Selected, f"__{_name}__", _delegated(f"__{_name}__"))
+    setattr(Selected, f"__{_name}__", _method_of_tensor(f"__{_name}__"))
 
 
-class Chosen(Selected):
+class MaskIndices(Selected):
     """One of the results of ``torch.where(mask)``, not computed: [entries].
 
     Args:
@@ -211,7 +211,7 @@ class Chosen(Selected):
         return self.loop.indices(self.mask)[self.dim]
 
 
-class Picked(Selected):
+class SelectedEntries(Selected):
     """Entries of a tensor that a mask selects, as ``x[top_x]`` after ``torch.where(mask)``.
 
     Args:
@@ -242,7 +242,7 @@ class Picked(Selected):
 
     def compute(self) -> Tensor:
         shape = [-1 if size is None else size for size in self.form]
-        return self.source[real(self.index)].reshape(shape)
+        return self.source[materialize(self.index)].reshape(shape)
 
     @property
     def are_rows(self) -> bool:
@@ -255,55 +255,57 @@ class Picked(Selected):
         return self.form == (None, 1)
 
     @property
-    def is_of_whole(self) -> bool:
+    def has_all_mask_dims(self) -> bool:
         """Return whether the leading dims of ``source`` are the dims of the mask, in order."""
         return self.dims == tuple(range(self.mask.ndim))
 
-    def _formed(self, form: Form | None, again: Callable[[Tensor], Tensor]) -> Any:
+    def _in_shape(self, form: Form | None, reshape: Callable[[Tensor], Tensor]) -> Any:
         """Return this value in another shape; the reshape is deferred if ``form`` is known.
 
         Args:
             form: the shape; None if the reshape cannot be deferred.
-            again: (this value, computed) -> the reshaped tensor.
+            reshape: (this value, computed) -> the reshaped tensor.
         """
         if form is None or self.is_closed:
-            return again(self.real())
-        return Picked(self.loop, self.source, self.mask, self.dims, self.index, form)
+            return reshape(self.materialize())
+        return SelectedEntries(self.loop, self.source, self.mask, self.dims, self.index, form)
 
     def reshape(self, *sizes: Any) -> Any:
-        return self._formed(_reshaped(self.form, sizes), lambda x: x.reshape(*real(sizes)))
+        return self._in_shape(
+            _shape_after_reshape(self.form, sizes), lambda x: x.reshape(*materialize(sizes))
+        )
 
     view = reshape
 
     def unsqueeze(self, dim: int) -> Any:
-        at = dim + len(self.form) + 1 if dim < 0 else dim
-        form = (*self.form[:at], 1, *self.form[at:])
-        return self._formed(form, lambda x: x.unsqueeze(dim))
+        position = dim + len(self.form) + 1 if dim < 0 else dim
+        form = (*self.form[:position], 1, *self.form[position:])
+        return self._in_shape(form, lambda x: x.unsqueeze(dim))
 
     def __getitem__(self, index: Any) -> Any:
-        form = _indexed(self.form, index)
-        return self._formed(form, lambda x: x[real(index)])
+        form = _shape_after_index(self.form, index)
+        return self._in_shape(form, lambda x: x[materialize(index)])
 
     def __mul__(self, other: Any) -> Any:
-        is_scale = isinstance(other, Made) and not self.is_closed
-        return other * self if is_scale else self.real() * real(other)
+        is_scale = isinstance(other, ExpertResult) and not self.is_closed
+        return other * self if is_scale else self.materialize() * materialize(other)
 
     mul = __mul__
 
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, Made) and not (self.is_closed or other.is_closed):
-            return Raised(self.loop, self, other)
-        return self.real() + real(other)
+        if isinstance(other, ExpertResult) and not (self.is_closed or other.is_closed):
+            return IncrementedRows(self.loop, self, other)
+        return self.materialize() + materialize(other)
 
     __iadd__ = __add__
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         if self.source.dtype in (args[0] if args else None, kwargs.get("dtype")):
             return self
-        return self.real().to(*real(args), **real(kwargs))
+        return self.materialize().to(*materialize(args), **materialize(kwargs))
 
 
-class Made(Selected):
+class ExpertResult(Selected):
     """The result of an expert for selected rows, times weights; not computed: [entries, features].
 
     Args:
@@ -317,8 +319,8 @@ class Made(Selected):
         self,
         loop: Any,
         expert: int,
-        rows: Picked,
-        scales: tuple[Picked | float, ...] = (),
+        rows: SelectedEntries,
+        scales: tuple[SelectedEntries | float, ...] = (),
         steps: tuple[Callable[[Tensor], Tensor], ...] = (),
     ) -> None:
         super().__init__(loop)
@@ -327,22 +329,22 @@ class Made(Selected):
     def sources(self) -> list[Tensor]:
         return [x for each in self.parts() for x in each.sources()]
 
-    def parts(self) -> list[Picked]:  # type: ignore[override]
-        return [self.rows, *(each for each in self.scales if isinstance(each, Picked))]
+    def parts(self) -> list[SelectedEntries]:  # type: ignore[override]
+        return [self.rows, *(each for each in self.scales if isinstance(each, SelectedEntries))]
 
-    def now(self) -> Made:
+    def snapshot(self) -> ExpertResult:
         """Return a copy of this value, which a later ``*=`` to this one does not change."""
-        made = Made(self.loop, self.expert, self.rows, self.scales, self.steps)
-        made._real = self._real
-        return made
+        copy = ExpertResult(self.loop, self.expert, self.rows, self.scales, self.steps)
+        copy._computed = self._computed
+        return copy
 
     def compute(self) -> Tensor:
-        made = self.loop.of_one(self.expert, self.rows.real())
+        result = self.loop.run_expert(self.expert, self.rows.materialize())
         for step in self.steps:
-            made = step(made)
-        return made
+            result = step(result)
+        return result
 
-    def _then(self, step: Callable[[Tensor], Tensor], *scales: Picked | float) -> Any:
+    def _with_step(self, step: Callable[[Tensor], Tensor], *scales: SelectedEntries | float) -> Any:
         """Return the value after one more function.
 
         Args:
@@ -350,44 +352,52 @@ class Made(Selected):
             scales: the factors by which it multiplies; none if it only casts or reshapes.
         """
         if self.is_closed:
-            return step(self.real())
-        every = (*self.scales, *scales)
-        return Made(self.loop, self.expert, self.rows, every, (*self.steps, step))
+            return step(self.materialize())
+        all_scales = (*self.scales, *scales)
+        return ExpertResult(self.loop, self.expert, self.rows, all_scales, (*self.steps, step))
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Picked):
-            if other.is_column and not other.is_closed and self.loop.alike(other, self.rows):
-                return self._then(lambda x: x * other.real(), other)
+        if isinstance(other, SelectedEntries):
+            if (
+                other.is_column
+                and not other.is_closed
+                and self.loop.select_same_entries(other, self.rows)
+            ):
+                return self._with_step(lambda x: x * other.materialize(), other)
         elif type(other) in (int, float):
-            return self._then(lambda x: x * other, other)
-        return self.real() * real(other)
+            return self._with_step(lambda x: x * other, other)
+        return self.materialize() * materialize(other)
 
     __rmul__ = mul = __mul__
 
     def __imul__(self, other: Any) -> Any:
-        made = self * other
-        if isinstance(made, Made) and self._real is None:
-            self.scales, self.steps = made.scales, made.steps  # other references see it, too
+        product = self * other
+        if isinstance(product, ExpertResult) and self._computed is None:
+            self.scales, self.steps = product.scales, product.steps  # other references see it, too
         else:
-            self.real().mul_(real(other))
+            self.materialize().mul_(materialize(other))
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         # An addend is cast to the dtype of the sum in any case.
-        return self._then(lambda x: x.to(*real(args), **real(kwargs)))
+        return self._with_step(lambda x: x.to(*materialize(args), **materialize(kwargs)))
 
     def type_as(self, other: Any) -> Any:
-        return self._then(lambda x: x.type_as(real(other)))
+        return self._with_step(lambda x: x.type_as(materialize(other)))
 
     def squeeze(self, dim: int) -> Any:
         # Only rows of several features are added (loop.py), and of these squeeze removes no dim.
-        return self._then(lambda x: x.squeeze(dim)) if dim == 1 else self.real().squeeze(dim)
+        return (
+            self._with_step(lambda x: x.squeeze(dim))
+            if dim == 1
+            else self.materialize().squeeze(dim)
+        )
 
     def __radd__(self, other: Any) -> Any:
-        return real(other) + self.real()
+        return materialize(other) + self.materialize()
 
 
-class Raised(Selected):
+class IncrementedRows(Selected):
     """The sum of selected rows and an expert's result, not computed.
 
     In ``x[index] += made`` Python computes ``x[index] + made``, which is this value, and then
@@ -395,111 +405,117 @@ class Raised(Selected):
 
     Args:
         base: the rows.
-        made: the expert's result.
+        result: the expert's result.
     """
 
-    def __init__(self, loop: Any, base: Picked, made: Made) -> None:
+    def __init__(self, loop: Any, base: SelectedEntries, result: ExpertResult) -> None:
         super().__init__(loop)
-        self.base, self.made = base, made.now()
+        self.base, self.result = base, result.snapshot()
 
     def sources(self) -> list[Tensor]:
         return [x for each in self.parts() for x in each.sources()]
 
     def parts(self) -> list[Selected]:
-        return [self.base, self.made]
+        return [self.base, self.result]
 
     def compute(self) -> Tensor:
-        return self.base.real() + self.made.real()
+        return self.base.materialize() + self.result.materialize()
 
 
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def picked(loop: Any, source: Tensor, index: Any) -> Picked | None:
+def select_entries(loop: Any, source: Tensor, index: Any) -> SelectedEntries | None:
     """Return ``source[index]`` as a deferred value; None if ``index`` has an unsupported form.
 
-    The index must select the entries of one mask, by the mask itself or by ``Chosen`` indices of
+    The index must select the entries of one mask, by the mask itself or by ``MaskIndices`` of
     it. None may come before and after these, whole slices after them, and ints anywhere.
     """
     items = list(index) if isinstance(index, tuple) else [index]
-    found = [_mask_and_dims(each) for each in items]
-    at = [i for i, each in enumerate(found) if each is not None]
+    masks = [_mask_and_dims(each) for each in items]
+    mask_positions = [i for i, each in enumerate(masks) if each is not None]
     ints = [i for i, each in enumerate(items) if type(each) is int]
-    if not at or len({id(found[i][0]) for i in at}) > 1:  # type: ignore[index]
+    if not mask_positions or len({id(masks[i][0]) for i in mask_positions}) > 1:  # type: ignore[index]
         return None
-    between = [each for i, each in enumerate(items[at[0] : at[-1]], at[0]) if i not in (*at, *ints)]
-    if between or any(each is not None for i, each in enumerate(items[: at[0]]) if i not in ints):
+    between = [
+        each
+        for i, each in enumerate(items[mask_positions[0] : mask_positions[-1]], mask_positions[0])
+        if i not in (*mask_positions, *ints)
+    ]
+    if between or any(
+        each is not None for i, each in enumerate(items[: mask_positions[0]]) if i not in ints
+    ):
         return None
-    mask, dims = found[at[0]][0], tuple(d for i in at for d in found[i][1])  # type: ignore[index]
-    plain, kept = _without_ints(source, items, found)
-    lead = tuple(1 for i, each in enumerate(items[: at[0]]) if i not in ints)
-    rest = [each for i, each in enumerate(items) if i > at[-1] and i not in ints]
-    if plain.ndim < len(dims) or len(set(dims)) < len(dims):
+    mask, dims = masks[mask_positions[0]][0], tuple(d for i in mask_positions for d in masks[i][1])  # type: ignore[index]
+    sliced_source, mask_items = _without_ints(source, items, masks)
+    lead = tuple(1 for i, each in enumerate(items[: mask_positions[0]]) if i not in ints)
+    rest = [each for i, each in enumerate(items) if i > mask_positions[-1] and i not in ints]
+    if sliced_source.ndim < len(dims) or len(set(dims)) < len(dims):
         return None
-    if any(plain.shape[i] != mask.shape[d] for i, d in enumerate(dims)):
+    if any(sliced_source.shape[i] != mask.shape[d] for i, d in enumerate(dims)):
         return None
-    trailing = _indexed((None, *plain.shape[len(dims) :]), (slice(None), *rest))
+    trailing = _shape_after_index((None, *sliced_source.shape[len(dims) :]), (slice(None), *rest))
     if trailing is None:
         return None
-    return Picked(loop, plain, mask, dims, tuple(kept), lead + trailing)
+    return SelectedEntries(loop, sliced_source, mask, dims, tuple(mask_items), lead + trailing)
 
 
 def _mask_and_dims(item: Any) -> tuple[Tensor, tuple[int, ...]] | None:
     """Return the mask that an index selects by, and which of its dims; None for other indices."""
-    if isinstance(item, Chosen):
+    if isinstance(item, MaskIndices):
         return item.mask, (item.dim,)
     if isinstance(item, Tensor) and item.dtype is torch.bool and item.ndim and is_global(item):
         return item, tuple(range(item.ndim))
     return None
 
 
-def _without_ints(source: Tensor, items: list[Any], found: list[Any]) -> tuple[Tensor, list[Any]]:
+def _without_ints(source: Tensor, items: list[Any], masks: list[Any]) -> tuple[Tensor, list[Any]]:
     """Return ``source`` with the ints of an index applied, and the indices by a mask that are left.
 
     Args:
         source: the tensor.
         items: the index, item by item.
-        found: for each item (mask, dims) if it selects by a mask, else None.
+        masks: for each item (mask, dims) if it selects by a mask, else None.
     """
-    kept, dim = [], 0
-    for item, each in zip(items, found, strict=True):
+    mask_items, dim = [], 0
+    for item, mask in zip(items, masks, strict=True):
         if type(item) is int:
             source = source.select(dim, item)
-        elif each is not None:
-            kept.append(item)
-            dim += 1 if isinstance(item, Chosen) else item.ndim
+        elif mask is not None:
+            mask_items.append(item)
+            dim += 1 if isinstance(item, MaskIndices) else item.ndim
         elif item is not None:
             dim += 1
-    return source, kept
+    return source, mask_items
 
 
-def _indexed(form: Form, index: Any) -> Form | None:
+def _shape_after_index(form: Form, index: Any) -> Form | None:
     """Return the shape of a value of shape ``form`` after ``[index]``; None if it is not known.
 
     The index may have None, whole slices and an ellipsis: ``[:, None]`` of a value of n entries and
     8 features is [n, 1, 8], as a ``Form`` (None, 8) -> (None, 1, 8).
     """
     items = list(index) if isinstance(index, tuple) else [index]
-    kinds = {type(each) for each in items}
-    slices = [each for each in items if type(each) is slice]
-    if kinds - {type(None), type(Ellipsis), slice} or any(each != slice(None) for each in slices):
+    kinds = {type(item) for item in items}
+    slices = [item for item in items if type(item) is slice]
+    if kinds - {type(None), type(Ellipsis), slice} or any(item != slice(None) for item in slices):
         return None
     if items.count(Ellipsis) > 1 or len(slices) > len(form):
         return None
     if Ellipsis not in items:
         items.append(Ellipsis)
-    left, made = list(form), list[int | None]()
-    for each in items:
-        if each is None:
-            made.append(1)
+    remaining, shape = list(form), list[int | None]()
+    for item in items:
+        if item is None:
+            shape.append(1)
         else:
-            n = len(form) - len(slices) if each is Ellipsis else 1
-            made += left[:n]
-            left = left[n:]
-    return tuple(made)
+            n = len(form) - len(slices) if item is Ellipsis else 1
+            shape += remaining[:n]
+            remaining = remaining[n:]
+    return tuple(shape)
 
 
-def _reshaped(form: Form, sizes: Any) -> Form | None:
+def _shape_after_reshape(form: Form, sizes: Any) -> Form | None:
     """Return the shape after ``reshape(*sizes)``; None if it would mix entries with other dims.
 
     One of the sizes has to be -1, and stand for the number of entries.
@@ -508,14 +524,14 @@ def _reshaped(form: Form, sizes: Any) -> Form | None:
         (sizes,) = sizes
     if not all(type(each) is int for each in sizes) or sizes.count(-1) != 1:
         return None
-    made = tuple(None if each == -1 else each for each in sizes)
-    return made if _around(made) == _around(form) else None
+    shape = tuple(None if each == -1 else each for each in sizes)
+    return shape if _sizes_around_entries(shape) == _sizes_around_entries(form) else None
 
 
-def _around(form: Form) -> tuple[int, list[int | None]]:
+def _sizes_around_entries(form: Form) -> tuple[int, list[int | None]]:
     """Return the elements before the dim of entries, and the sizes after it other than 1.
 
     A reshape that keeps both keeps each entry's elements together.
     """
-    at = form.index(None)
-    return prod(form[:at]), [each for each in form[at + 1 :] if each != 1]  # type: ignore[arg-type]
+    position = form.index(None)
+    return prod(form[:position]), [each for each in form[position + 1 :] if each != 1]  # type: ignore[arg-type]

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 
 from ...forms.random import generator
 from ...movement.check_mode import digest
 from ...spec import Placement
-from .carry import Carried
+from .carry import PendingMove
 from .job import JobToMove
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -25,13 +25,13 @@ class _Note(NamedTuple):
     """What a rank tells the others about the move that it has planned, before anything moves."""
 
     error: tuple[str, str] | None  # class and message of the rank's error
-    described: str  # a hash of the move that the rank has planned
+    move_hash: str  # a hash of the move that the rank has planned
     plain: dict[str, str]  # a hash of each plain tensor, which the rank holds whole
     seed: int  # seed of the random numbers of global tensors
     count: int  # number of draws from that seed so far
 
 
-def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
+def agree_on_move(prepare: Callable[[], PendingMove]) -> tuple[PendingMove, list[str]]:
     """Run ``prepare``, and return its result if it succeeded, with the same plan, on every rank.
 
     Takes at most two small collectives. ``move`` calls it before anything is sent.
@@ -44,39 +44,40 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
         TypeError, ValueError, RuntimeError: on every rank, if ``prepare`` raises on any, or the
             ranks' jobs differ.
     """
-    carried, own = None, None
+    carried, own_error = None, None
     try:
         carried = prepare()
     except Exception as error:  # sent to the other ranks, and raised below
-        own = error
+        own_error = error
     try:
-        notes: list[_Note] = gathered(_note(carried, own))
-        if own is not None:
-            raise own
+        notes: list[_Note] = gather_from_ranks(_note(carried, own_error))
+        if own_error is not None:
+            raise own_error
     finally:
-        del own  # breaks the cycle of error and frame, which would keep the job's tensors alive
-    _raise_others(notes)
+        # Breaks the cycle of error and frame, which would keep the job's tensors alive.
+        del own_error
+    _raise_error_of_other_rank(notes)
     assert carried is not None
     job = carried.job
-    if len({note.described for note in notes}) > 1:
-        _raise_difference(gathered(_described(job)))
+    if len({note.move_hash for note in notes}) > 1:
+        _raise_difference(gather_from_ranks(_move_lines(job)))
     _check_seeds(notes, job.old, job.placement)
     return carried, _plain_differences(notes, job)
 
 
-def _note(carried: Carried | None, error: Exception | None) -> _Note:
+def _note(carried: PendingMove | None, error: Exception | None) -> _Note:
     """Return this rank's note for the others: its error, or hashes of what it would move."""
     if carried is None:
         return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
     job = carried.job
-    comes_in = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
+    joining_ranks = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
     # A hash keeps the message small; the lines themselves are gathered only if hashes differ.
-    described = hashlib.blake2b("\n".join(_described(job)).encode(), digest_size=16).hexdigest()
-    plain = {name: digest(x) for name, x in job.plain.items()} if comes_in else {}
-    return _Note(None, described, plain, *generator.get_state())
+    move_hash = hashlib.blake2b("\n".join(_move_lines(job)).encode(), digest_size=16).hexdigest()
+    plain = {name: digest(x) for name, x in job.plain.items()} if joining_ranks else {}
+    return _Note(None, move_hash, plain, *generator.get_state())
 
 
-def _described(job: JobToMove) -> list[str]:
+def _move_lines(job: JobToMove) -> list[str]:
     """Return the move that this rank has planned as lines of text, to be compared between ranks.
 
     One line for each tensor, layout of the plan, and parameter group: ``fc.weight: ... -> ...``.
@@ -100,28 +101,28 @@ def _is_plain_option(key: str, value: Any) -> bool:
     return key != "params" and isinstance(value, kinds) and not isinstance(value, torch.Tensor)
 
 
-def _raise_others(notes: list[_Note]) -> None:
+def _raise_error_of_other_rank(notes: list[_Note]) -> None:
     """Raise the first error that another rank has reported, with that rank's number."""
     for rank, note in enumerate(notes):
         if note.error is not None:
             name, words = note.error
-            said = f"move: rank {rank} raises {name}, and so nothing is moved.\n  {words}"
-            raise _ERRORS.get(name, RuntimeError)(said)
+            text = f"move: rank {rank} raises {name}, and so nothing is moved.\n  {words}"
+            raise _ERRORS.get(name, RuntimeError)(text)
 
 
-def _raise_difference(described: list[list[str]]) -> None:
+def _raise_difference(rank_lines: list[list[str]]) -> None:
     """Raise with the first lines in which two ranks' plans differ.
 
     Raises:
         ValueError: always, since their hashes differ.
     """
-    for rank, lines in enumerate(described):
-        if lines != described[0]:
-            ours = next((x for x in described[0] if x not in lines), "fewer tensors")
-            theirs = next((x for x in lines if x not in described[0]), "fewer tensors")
+    for rank, lines in enumerate(rank_lines):
+        if lines != rank_lines[0]:
+            line_0 = next((x for x in rank_lines[0] if x not in lines), "fewer tensors")
+            line = next((x for x in lines if x not in rank_lines[0]), "fewer tensors")
             raise ValueError(
-                f"move: the ranks are about to do different things.\n  rank 0 says {ours}\n  rank "
-                f"{rank} says {theirs}\n  Give the same placement and plan on every rank of the "
+                f"move: the ranks are about to do different things.\n  rank 0 says {line_0}\n  "
+                f"rank {rank} says {line}\n  Give the same placement and plan on every rank of the "
                 "world, those outside the placements too, and let all of them run the same steps "
                 "before. Nothing is moved."
             )
@@ -160,22 +161,25 @@ def _plain_differences(notes: list[_Note], job: JobToMove) -> list[str]:
     Raises:
         ValueError: a plain tensor differs in more than its values.
     """
-    held = notes[job.old.first_rank].plain
+    sender_tensors = notes[job.old.first_rank].plain
     old = set(job.old.ranks.ravel().tolist())
-    found: dict[str, None] = {}
+    differing_names: dict[str, None] = {}
     for rank in job.placement.ranks.ravel().tolist():
         if rank in old:
             continue
-        there = notes[rank].plain
-        for name in dict.fromkeys([*held, *there]):
-            if held.get(name) != there.get(name):
-                kinds = [each.get(name, "none").rpartition(" ")[0] for each in (held, there)]
+        rank_tensors = notes[rank].plain
+        for name in dict.fromkeys([*sender_tensors, *rank_tensors]):
+            if sender_tensors.get(name) != rank_tensors.get(name):
+                kinds = [
+                    each.get(name, "none").rpartition(" ")[0]
+                    for each in (sender_tensors, rank_tensors)
+                ]
                 if kinds[0] != kinds[1]:
                     raise ValueError(
-                        f"move: {name} is a plain tensor, {held.get(name, 'none')} on rank "
-                        f"{job.old.first_rank} and {there.get(name, 'none')} on rank {rank}, which "
-                        "the job moves to. Let ranks outside the placement run the same program. "
-                        "Nothing is moved."
+                        f"move: {name} is a plain tensor, {sender_tensors.get(name, 'none')} on "
+                        f"rank {job.old.first_rank} and {rank_tensors.get(name, 'none')} on rank "
+                        f"{rank}, which the job moves to. Let ranks outside the placement run the "
+                        "same program. Nothing is moved."
                     )
-                found[name] = None
-    return list(found)
+                differing_names[name] = None
+    return list(differing_names)

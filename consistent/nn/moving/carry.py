@@ -18,16 +18,16 @@ from ...movement.world import device_of, my_coordinate
 from ...spec import TensorSpec
 from ...spec.tracer import callbacks
 from ..sharded.master_weights import masters_of
-from .job import JobToMove, Moved, params_of
+from .job import JobToMove, TensorMove, params_of
 
 _ON_MOVE = callbacks("on_move")
 
 
-class Carried:
+class PendingMove:
     """New shards of a training job's tensors, before they replace the old ones in a ``move``.
 
     Making an instance allocates the shards. Nothing is sent before ``send``, and nothing in the job
-    changes before ``put``.
+    changes before ``commit``.
 
     Args:
         job: the job, with the specs of its tensors before and after the move.
@@ -36,10 +36,13 @@ class Carried:
     def __init__(self, job: JobToMove) -> None:
         self.job = job
         self._items = job.tensors()
-        _check_unshared(job)
-        self._old = [_data(each.tensor) for each in self._items]
-        self._new = [_shard(x, each) for x, each in zip(self._old, self._items, strict=True)]
-        self._plain: dict[str, Tensor] = {}
+        _check_unused(job)
+        self._old_shards = [_plain_shard(moved.tensor) for moved in self._items]
+        self._new_shards = [
+            _allocate_shard(x, moved)
+            for x, moved in zip(self._old_shards, self._items, strict=True)
+        ]
+        self._new_plain: dict[str, Tensor] = {}
 
     def send(self, plain_names: Sequence[str]) -> None:
         """Fill the new shards from the old ones of all ranks, and broadcast some plain tensors.
@@ -48,47 +51,49 @@ class Carried:
             plain_names: the plain tensors that joining ranks lack. The first rank of the old
                 placement sends them.
         """
-        whole = [i for i, each in enumerate(self._items) if not _is_partial(each.src)]
+        complete_indices = [i for i, moved in enumerate(self._items) if not _is_partial(moved.src)]
         run_exchanges(
-            [self._old[i] for i in whole],
-            [(self._items[i].src, self._items[i].dst) for i in whole],
-            [self._new[i] for i in whole],
+            [self._old_shards[i] for i in complete_indices],
+            [(self._items[i].src, self._items[i].dst) for i in complete_indices],
+            [self._new_shards[i] for i in complete_indices],
         )
-        for i, each in enumerate(self._items):
-            if _is_partial(each.src):
-                self._new[i] = run(self._old[i], each.src, each.dst)
-        everyone, first = tuple(range(current().size)), self.job.old.first_rank
+        for i, moved in enumerate(self._items):
+            if _is_partial(moved.src):
+                self._new_shards[i] = run(self._old_shards[i], moved.src, moved.dst)
+        all_ranks, sender = tuple(range(current().size)), self.job.old.first_rank
         for name in plain_names:
             x = self.job.plain[name]
-            mine = x.detach().contiguous() if current().rank == first else None
-            got = current().broadcast(mine, tuple(x.shape), x.dtype, x.device, first, everyone)
-            self._plain[name] = got
+            value = x.detach().contiguous() if current().rank == sender else None
+            received = current().broadcast(
+                value, tuple(x.shape), x.dtype, x.device, sender, all_ranks
+            )
+            self._new_plain[name] = received
 
     @torch.no_grad()
-    def put(self) -> None:
+    def commit(self) -> None:
         """Replace the shards of all tensors of the job by the new ones, without communication."""
         job = self.job
-        kept = [
+        kept_masters = [
             (masters, p)
             for optimizer in job.optimizers
             if (masters := masters_of(optimizer)) is not None
             for p in dict.fromkeys(params_of(optimizer))
-            if masters.is_kept(p)
+            if masters.is_current(p)
         ]
         for position in job.grads:
             _C.set_gradient(job.params[position].tensor, None)
-        for each, local in zip(self._items, self._new, strict=True):
-            _put(each.tensor, local, each.dst)
+        for moved, local in zip(self._items, self._new_shards, strict=True):
+            _replace_shard(moved.tensor, local, moved.dst)
         for position, grad in job.grads.items():
             _C.set_gradient(job.params[position].tensor, grad.tensor)
-        for name, x in self._plain.items():
+        for name, x in self._new_plain.items():
             job.plain[name].copy_(x)
-        for masters, p in kept:
-            masters.keep(p)
+        for masters, p in kept_masters:
+            masters.mark_current(p)
         for notify in _ON_MOVE:
             notify()
 
-    def watch(self) -> None:
+    def rewatch_parameters(self) -> None:
         """Register the moved parameters again for gradient reduction over the new ranks.
 
         Called last in a move. Gradients are reduced in the order in which their parameters were
@@ -106,14 +111,14 @@ def _is_partial(spec: TensorSpec) -> bool:
     return any(entry.is_partial for entry in spec.sbp)
 
 
-def _shard(old: Tensor, each: Moved) -> Tensor:
+def _allocate_shard(old: Tensor, moved: TensorMove) -> Tensor:
     """Return memory for this rank's new shard; the old shard itself if it has the same elements.
 
     Args:
         old: the old shard.
-        each: the tensor, with its specs before and after the move.
+        moved: the tensor, with its specs before and after the move.
     """
-    src, dst = each.src, each.dst
+    src, dst = moved.src, moved.dst
     at, to = my_coordinate(src.placement), my_coordinate(dst.placement)
     if to is None:
         return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
@@ -125,13 +130,13 @@ def _shard(old: Tensor, each: Moved) -> Tensor:
     return torch.empty(dst.local_shape(to), dtype=dst.dtype, device=device_of(dst.placement))
 
 
-def _data(x: Any) -> Tensor:
+def _plain_shard(x: Any) -> Tensor:
     """Return the shard of ``x`` as a plain tensor that shares its storage, outside any graph."""
     with HookOff():
         return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
 
 
-def _check_unshared(job: JobToMove) -> None:
+def _check_unused(job: JobToMove) -> None:
     """Raise if an autograd graph or a view still uses a tensor of the job.
 
     The move would change the tensor under that graph or view.
@@ -140,16 +145,16 @@ def _check_unshared(job: JobToMove) -> None:
         RuntimeError: a tensor is in use; the message names it.
         ValueError: a tensor is not strided.
     """
-    for each in job.tensors():
-        x = each.tensor
+    for moved in job.tensors():
+        x = moved.tensor
         if x.layout is not torch.strided:
             raise ValueError(
-                f"move: {each.name} is {x.layout}, and move takes strided tensors. Call "
+                f"move: {moved.name} is {x.layout}, and move takes strided tensors. Call "
                 "optimizer.zero_grad() before the move, if it is a gradient."
             )
         if x.requires_grad and not x.is_leaf:
             raise RuntimeError(
-                f"move: {each.name} is the result of a graph, as gradients are after backward("
+                f"move: {moved.name} is the result of a graph, as gradients are after backward("
                 "create_graph=True), and after the move no backward would reach it. Call "
                 "backward on what was computed from it and then optimizer.zero_grad(), or "
                 "detach_() it."
@@ -157,17 +162,17 @@ def _check_unshared(job: JobToMove) -> None:
         with HookOff():
             # References that are expected: the tensor's own Python object, the accumulate-grad
             # node of a leaf, and the leaf if ``x`` is its gradient.
-            holders = 1 + (x.requires_grad and x.is_leaf) + (each in job.grads.values())
+            holders = 1 + (x.requires_grad and x.is_leaf) + (moved in job.grads.values())
             count = torch.Tensor._use_count(x)  # type: ignore[attr-defined]
         if count > holders:
             raise RuntimeError(
-                f"move: {each.name} is still in use by a graph of which backward has not been "
+                f"move: {moved.name} is still in use by a graph of which backward has not been "
                 "called, or by a view of it such as x[0]. Call loss.backward() first, let go what "
                 "a forward has returned (del logits), or run it under torch.no_grad()."
             )
 
 
-def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
+def _replace_shard(x: Any, local: Tensor, spec: TensorSpec) -> None:
     """Make the object ``x`` a global tensor with another shard and spec.
 
     Assigning torch's ``data`` cannot move a tensor from or to ``meta``, so the two Python objects
@@ -187,14 +192,14 @@ def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
         if is_leaf:  # hooks are stored with the tensor that was swapped out
             x._backward_hooks, x._post_accumulate_grad_hooks = hooks, later_hooks
             _C.unwatch(local)
-            local.register_hook(_refuse)
+            local.register_hook(_raise_stale_graph)
         # A graph may still hold the old tensor; this frees its memory.
         local.data = torch.empty(0, dtype=local.dtype, device=local.device)
     attach(x, spec)
     x.__dict__.pop("_moved_view", None)
 
 
-def _refuse(_: Any) -> NoReturn:
+def _raise_stale_graph(_: Any) -> NoReturn:
     """Raise in the backward of a graph from before the move; a hook of the old tensor."""
     raise RuntimeError(
         "backward: this graph was made before consistent.move took its parameters elsewhere. Call "

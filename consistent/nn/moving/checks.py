@@ -21,7 +21,7 @@ from ..slots import Slot
 from .job import params_of
 
 
-def check_moment(model: Any) -> None:
+def check_between_steps(model: Any) -> None:
     """Raise inside a forward of ``model``, a backward, ``no_sync`` or inference mode.
 
     Raises:
@@ -32,9 +32,9 @@ def check_moment(model: Any) -> None:
             "move: a backward is under way, and the gradients that it has yet to compute lie as "
             "their parameters do now. Call move after loss.backward() has returned."
         )
-    if (called := _module_under_way(model)) is not None:
+    if (module := _module_under_way(model)) is not None:
         raise RuntimeError(
-            f"move: a forward is under way, of {type(called).__name__}, which has parameters at "
+            f"move: a forward is under way, of {type(module).__name__}, which has parameters at "
             "their present places in its hands. Call move between two calls of the model."
         )
     if not _C.is_synced():
@@ -58,7 +58,7 @@ def _module_under_way(model: Any) -> torch.nn.Module | None:
     only those of module calls: reading ``f_locals`` of a frame keeps its variables alive.
     """
     modules = set(model.modules()) if isinstance(model, torch.nn.Module) else set()
-    codes = {_CALL, *(getattr(each.forward, "__code__", None) for each in modules)}
+    codes = {_CALL_CODE, *(getattr(each.forward, "__code__", None) for each in modules)}
     frame = sys._getframe()
     while frame is not None:
         code = frame.f_code
@@ -67,11 +67,11 @@ def _module_under_way(model: Any) -> torch.nn.Module | None:
             if isinstance(caller, torch.nn.Module) and caller in modules:
                 return caller
         frame = frame.f_back
-    gathered = (each.owner for run in this_thread.under_way for each in run.unit.parameters)
+    gathered = (each.owner for run in this_thread.open_runs for each in run.unit.parameters)
     return next((owner for owner in gathered if owner in modules), None)
 
 
-_CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+_CALL_CODE = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]
 
 
 def check_model(model: Any) -> None:
@@ -138,57 +138,63 @@ def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
     return first._spec.placement
 
 
-def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
+def check_optimizers(optimizer_argument: Any, model: torch.nn.Module) -> list[Optimizer]:
     """Return the ``optimizer`` argument of ``move`` (one, several or None) as a list.
 
     Raises:
         TypeError: an entry is not an optimizer.
         ValueError: a parameter of an optimizer is not a parameter of ``model``.
     """
-    found = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-    own = {id(p) for p in model.parameters()}
-    for optimizer in found:
+    optimizers = (
+        []
+        if optimizer_argument is None
+        else list(optimizer_argument)
+        if isinstance(optimizer_argument, list | tuple)
+        else [optimizer_argument]
+    )
+    model_params = {id(p) for p in model.parameters()}
+    for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"move: optimizer is a {type(optimizer).__name__}. Give a torch.optim.Optimizer, "
                 "a list of them, or None."
             )
         for i, p in enumerate(params_of(optimizer)):
-            if id(p) not in own:
+            if id(p) not in model_params:
                 raise ValueError(
                     f"move: parameter {i} of {type(optimizer).__name__}, of shape "
                     f"{tuple(p.shape)}, is not a parameter of this {type(model).__name__}, and "
                     "would be left where it is. Give the optimizer of model.parameters(), made "
                     "after consistent.parallelize."
                 )
-    return found
+    return optimizers
 
 
-def check_placement(given: Any) -> None:
-    """Raise if ``given`` is not a placement in this world.
+def check_placement(placement: Any) -> None:
+    """Raise if ``placement`` is not a placement in this world.
 
     Raises:
         TypeError: it is not a placement.
         ValueError: it names ranks that the world does not have, or is on GPUs and there are none.
     """
-    if not isinstance(given, Placement):
+    if not isinstance(placement, Placement):
         raise TypeError(
-            f"move: placement is {given!r} of type {type(given).__name__}. Give "
+            f"move: placement is {placement!r} of type {type(placement).__name__}. Give "
             'consistent.placement("cpu", ranks), or None to stay on the same ranks.'
         )
-    size, ranks = current().size, given.ranks.ravel().tolist()
-    beyond = [rank for rank in ranks if rank >= size]
-    if beyond:
+    size, ranks = current().size, placement.ranks.ravel().tolist()
+    missing_ranks = [rank for rank in ranks if rank >= size]
+    if missing_ranks:
         raise ValueError(
-            f"move: {given} names rank {beyond[0]}, and the world has ranks 0 to {size - 1}. "
-            "A job moves among the ranks that the program was started on; to go on with more, "
-            "save a checkpoint and start again."
+            f"move: {placement} names rank {missing_ranks[0]}, and the world has ranks 0 to "
+            f"{size - 1}. A job moves among the ranks that the program was started on; to go on "
+            "with more, save a checkpoint and start again."
         )
-    if given.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"move: {given} is on GPUs, and this process sees none.")
+    if placement.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"move: {placement} is on GPUs, and this process sees none.")
 
 
-def check_added(model: torch.nn.Module, old: Placement, new: Placement) -> None:
+def check_added_parameters(model: torch.nn.Module, old: Placement, new: Placement) -> None:
     """Raise if a model has a plain parameter, which a rank that joins the job has not trained.
 
     Such a parameter was added after ``parallelize``.
@@ -200,11 +206,11 @@ def check_added(model: torch.nn.Module, old: Placement, new: Placement) -> None:
     Raises:
         ValueError: ranks join, and there is one; the message names it.
     """
-    comes_in = sorted(set(new.ranks.ravel().tolist()) - set(old.ranks.ravel().tolist()))
+    joining_ranks = sorted(set(new.ranks.ravel().tolist()) - set(old.ranks.ravel().tolist()))
     added = [name for name, p in model.named_parameters() if not is_global(p)]
-    if comes_in and added:
+    if joining_ranks and added:
         raise ValueError(
             f"move: {added[0]!r} is a plain parameter, because it was added after consistent."
-            f"parallelize. Rank {comes_in[0]}, which comes in, has not trained it, nor has its "
-            "optimizer any state there. Add it before parallelize."
+            f"parallelize. Rank {joining_ranks[0]}, which comes in, has not trained it, nor has "
+            "its optimizer any state there. Add it before parallelize."
         )

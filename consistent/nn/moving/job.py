@@ -19,7 +19,7 @@ from ..slots import Slot, plain_attributes, plain_slots
 
 
 @dataclass(eq=False)
-class Moved:
+class TensorMove:
     """One global tensor of a job that moves.
 
     Attributes:
@@ -57,17 +57,17 @@ class JobToMove:
     placement: Placement
     plan: Plan
     inputs: SbpLike | Mapping[str, SbpLike] | None
-    params: list[Moved] = field(default_factory=list)
-    buffers: list[Moved] = field(default_factory=list)
-    grads: dict[int, Moved] = field(default_factory=dict)
-    state: list[Moved] = field(default_factory=list)
+    params: list[TensorMove] = field(default_factory=list)
+    buffers: list[TensorMove] = field(default_factory=list)
+    grads: dict[int, TensorMove] = field(default_factory=dict)
+    state: list[TensorMove] = field(default_factory=list)
     plain: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def tensors(self) -> list[Moved]:
+    def tensors(self) -> list[TensorMove]:
         """Return all tensors that are moved, in an order that is the same on every rank."""
         return [*self.params, *self.buffers, *self.grads.values(), *self.state]
 
-    def enter(self, slots: Sequence[Sequence[Slot]]) -> None:
+    def collect_tensors(self, slots: Sequence[Sequence[Slot]]) -> None:
         """Add the tensors of the model and of its optimizers to this job.
 
         Args:
@@ -80,27 +80,27 @@ class JobToMove:
             layouts = plan.layouts(places[0].name)
             assert layouts is not None
             if isinstance(x, torch.nn.Parameter):
-                self._enter_parameter(places[0].name, x, layouts)
+                self._add_parameter(places[0].name, x, layouts)
                 layouts_of[id(x)] = layouts
             else:
-                self.buffers.append(self._moved(places[0].name, x, layouts.sbp))
+                self.buffers.append(self._tensor_to_move(places[0].name, x, layouts.sbp))
         for i, optimizer in enumerate(self.optimizers):
-            self._enter_optimizer(f"optimizer {i}" if i else "optimizer", optimizer, layouts_of)
+            self._add_optimizer(f"optimizer {i}" if i else "optimizer", optimizer, layouts_of)
         for places in [*plain_slots(self.model), *plain_attributes(self.model)]:
-            self._enter_plain(places[0].name, places[0].value)
+            self._add_plain(places[0].name, places[0].value)
 
-    def _moved(self, name: str, x: Any, sbp: NdSbp) -> Moved:
+    def _tensor_to_move(self, name: str, x: Any, sbp: NdSbp) -> TensorMove:
         """Return ``x`` as a tensor to move, with the layout ``sbp`` on the new placement."""
-        return Moved(name, x, x._spec, TensorSpec.of(self.placement, sbp, x.shape, x.dtype))
+        return TensorMove(name, x, x._spec, TensorSpec.of(self.placement, sbp, x.shape, x.dtype))
 
-    def _enter_parameter(self, name: str, x: Any, layouts: Layouts) -> None:
+    def _add_parameter(self, name: str, x: Any, layouts: Layouts) -> None:
         """Add a parameter and its gradient, if it has one."""
         grad = raw_grad(x)
         if grad is not None:
-            self.grads[len(self.params)] = self._moved(f"{name}.grad", grad, layouts.grad)
-        self.params.append(self._moved(name, x, layouts.sbp))
+            self.grads[len(self.params)] = self._tensor_to_move(f"{name}.grad", grad, layouts.grad)
+        self.params.append(self._tensor_to_move(name, x, layouts.sbp))
 
-    def _enter_optimizer(
+    def _add_optimizer(
         self, what: str, optimizer: Optimizer, layouts_of: dict[int, Layouts]
     ) -> None:
         """Add an optimizer's tensors.
@@ -113,30 +113,32 @@ class JobToMove:
             optimizer: the optimizer.
             layouts_of: id of a parameter -> its layouts in the new plan.
         """
-        names = {id(each.tensor): each.name for each in self.params}
-        masters, known = masters_of(optimizer), {id(each.tensor) for each in self.tensors()}
-        whole = (B,) * self.placement.ndim
+        names = {id(moved.tensor): moved.name for moved in self.params}
+        masters, known_ids = masters_of(optimizer), {id(moved.tensor) for moved in self.tensors()}
+        replicated = (B,) * self.placement.ndim
         for p in params_of(optimizer):
             name = f"{what}[{names.get(id(p), 'a plain parameter')}]"
-            found = [*_named(name, optimizer.state.get(p, {}))]
+            named_tensors = [*_named_tensors(name, optimizer.state.get(p, {}))]
             if masters is not None and p in masters.copies:
-                found.append((f"{name}.master", masters.copies[p][0]))
-            step = layouts_of[id(p)].step if id(p) in layouts_of else whole
-            for inner, x in found:
-                self._enter_state(inner, x, step if x.shape == p.shape else whole, known)
-        for name, values in _of_no_parameter(what, optimizer):
-            for inner, x in _named(name, values):
-                self._enter_state(inner, x, whole, known)
+                named_tensors.append((f"{name}.master", masters.copies[p][0]))
+            step = layouts_of[id(p)].step if id(p) in layouts_of else replicated
+            for tensor_name, x in named_tensors:
+                self._add_state(
+                    tensor_name, x, step if x.shape == p.shape else replicated, known_ids
+                )
+        for name, values in _state_beside_parameters(what, optimizer):
+            for tensor_name, x in _named_tensors(name, values):
+                self._add_state(tensor_name, x, replicated, known_ids)
 
-    def _enter_state(self, name: str, x: Any, sbp: NdSbp, known: set[int]) -> None:
-        """Add a tensor of an optimizer, unless it is among those in ``known`` (ids)."""
+    def _add_state(self, name: str, x: Any, sbp: NdSbp, known_ids: set[int]) -> None:
+        """Add a tensor of an optimizer, unless it is among those in ``known_ids``."""
         if not is_global(x):
-            self._enter_plain(name, x)
-        elif id(x) not in known:
-            known.add(id(x))
-            self.state.append(self._moved(name, x, sbp))
+            self._add_plain(name, x)
+        elif id(x) not in known_ids:
+            known_ids.add(id(x))
+            self.state.append(self._tensor_to_move(name, x, sbp))
 
-    def _enter_plain(self, name: str, x: torch.Tensor) -> None:
+    def _add_plain(self, name: str, x: torch.Tensor) -> None:
         """Add a plain tensor, unless it is on ``meta``."""
         if not x.is_meta:
             self.plain[name] = x
@@ -148,7 +150,9 @@ def params_of(optimizer: Optimizer) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+def _state_beside_parameters(
+    what: str, optimizer: Optimizer
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return named dicts of what an optimizer holds beside the state of its parameters.
 
     These are its parameter groups, state of other keys, and its attributes; tensors in them are
@@ -156,19 +160,19 @@ def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dic
     """
     for k, group in enumerate(optimizer.param_groups):
         yield f"{what} group {k}", {key: x for key, x in group.items() if key != "params"}
-    own = {id(p) for p in params_of(optimizer)}
-    others = [values for key, values in optimizer.state.items() if id(key) not in own]
-    yield f"{what} state", {f"other {k}": values for k, values in enumerate(others)}
-    known = ("state", "param_groups", "defaults", "_masters", "_owned")
-    yield what, {key: x for key, x in vars(optimizer).items() if key not in known}
+    param_ids = {id(p) for p in params_of(optimizer)}
+    other_state = [values for key, values in optimizer.state.items() if id(key) not in param_ids]
+    yield f"{what} state", {f"other {k}": values for k, values in enumerate(other_state)}
+    handled_keys = ("state", "param_groups", "defaults", "_masters", "_owned")
+    yield what, {key: x for key, x in vars(optimizer).items() if key not in handled_keys}
 
 
-def _named(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_tensors(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Return (name, tensor) of the tensors in a dict's values, which may be nested.
 
     Names begin with ``name``, as ``optimizer[fc.weight].exp_avg``, and are equal on every rank.
     """
     for key, value in values.items():
-        found = tensors_in(value)
-        for i, x in enumerate(found):
-            yield f"{name}.{key}" + (f"[{i}]" if len(found) > 1 else ""), x
+        tensors = tensors_in(value)
+        for i, x in enumerate(tensors):
+            yield f"{name}.{key}" + (f"[{i}]" if len(tensors) > 1 else ""), x

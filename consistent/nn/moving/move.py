@@ -25,23 +25,23 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.freed_memory import give_back_freed_memory
 from mirrored.transports.default import current
 
 from ...spec import Placement, SbpLike
 from ..inputs import check_inputs, inputs_of
-from ..installed import ask_for_install, install, installed_plan, settle, take_off
-from ..owned.states import show_owned
+from ..installed import drop_prefetches, install, installed_plan, run_install_collectives, uninstall
+from ..owned.states import globalize_owned_state
 from ..plan import Plan
 from ..planners import plan_for
 from ..slots import global_slots
-from .agree import agreed
-from .carry import Carried
+from .agree import agree_on_move
+from .carry import PendingMove
 from .checks import (
-    check_added,
+    check_added_parameters,
+    check_between_steps,
     check_model,
-    check_moment,
     check_optimizers,
     check_placement,
     check_tensors,
@@ -89,30 +89,30 @@ def move(
     Errors are raised on every rank, and nothing has moved then.
     """
 
-    def prepare() -> Carried:
-        return _planned(model, optimizer, placement, plan, inputs)
+    def prepare() -> PendingMove:
+        return _plan_move(model, optimizer, placement, plan, inputs)
 
-    show_owned(optimizer)
-    carried, different = agreed(prepare)
+    globalize_owned_state(optimizer)
+    carried, differing_names = agree_on_move(prepare)
     try:
-        carried.send(different)
-        ask_for_install(carried.job.placement, carried.job.plan)
-        gathered(None)  # a barrier: all ranks have received everything
+        carried.send(differing_names)
+        run_install_collectives(carried.job.placement, carried.job.plan)
+        gather_from_ranks(None)  # a barrier: all ranks have received everything
     except BaseException as error:
         current().abandon(f"move: rank {current().rank} raises {error!r}")
         raise
     job = carried.job
-    take_off(model)
-    carried.put()
+    uninstall(model)
+    carried.commit()
     give_back_freed_memory()
     install(model, job.placement, job.plan, job.inputs)
-    carried.watch()
+    carried.rewatch_parameters()
     return model
 
 
-def _planned(model: Any, optimizer: Any, placement: Any, plan: Any, inputs: Any) -> Carried:
+def _plan_move(model: Any, optimizer: Any, placement: Any, plan: Any, inputs: Any) -> PendingMove:
     """Check the arguments, and return the job's tensors with their new shards allocated."""
-    check_moment(model)
+    check_between_steps(model)
     check_model(model)
     slots = global_slots(model)
     old = check_tensors(slots)
@@ -120,18 +120,20 @@ def _planned(model: Any, optimizer: Any, placement: Any, plan: Any, inputs: Any)
     if placement is None:
         placement = old
     check_placement(placement)
-    check_added(model, old, placement)
-    given: Any = inputs_of(model) if inputs is None else inputs
+    check_added_parameters(model, old, placement)
+    new_inputs: Any = inputs_of(model) if inputs is None else inputs
     try:
-        decided = plan_for(model, slots, placement, installed_plan(model) if plan is None else plan)
-        if given is not None:
-            check_inputs(model, placement, given)
+        new_plan = plan_for(
+            model, slots, placement, installed_plan(model) if plan is None else plan
+        )
+        if new_inputs is not None:
+            check_inputs(model, placement, new_inputs)
     except (TypeError, ValueError) as error:
-        words = str(error).replace("parallelize: ", "move: ", 1)
-        if given is not None and inputs is None and "inputs=" in words:
-            words += " It was said of the placement before; say inputs= for the new one."
-        raise type(error)(words) from None
-    job = JobToMove(model, optimizers, old, placement, decided, given)
-    job.enter(slots)
-    settle(model)
-    return Carried(job)
+        text = str(error).replace("parallelize: ", "move: ", 1)
+        if new_inputs is not None and inputs is None and "inputs=" in text:
+            text += " It was said of the placement before; say inputs= for the new one."
+        raise type(error)(text) from None
+    job = JobToMove(model, optimizers, old, placement, new_plan, new_inputs)
+    job.collect_tensors(slots)
+    drop_prefetches(model)
+    return PendingMove(job)

@@ -34,7 +34,7 @@ def flops_of(shape: Shape) -> float:
     return float(short * short * (2 * long + short))
 
 
-def deal(
+def assign_owners(
     shapes: Sequence[Shape],
     costs: Sequence[float],
     ranks: Sequence[int],

@@ -16,20 +16,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...dispatch.plans.shards import is_global
-from ...dispatch.running.agreed import tell as tell_error
+from ...dispatch.running.agreed import exchange_errors as tell_error
 from ...spec.tracer import Tracer
 from ...tensor.storage.step_layout import OwnedState
-from ..sharded.step import around_closure, install_hooks
+from ..sharded.step import install_step_hooks, wrap_closure
 from .deal import Shape, flops_of
-from .owners import ParameterOwners, give_owners, owners_of
-from .states import settle, tell
+from .owners import ParameterOwners, owners_of, set_owners
+from .states import add_owned_state, move_state_to_owner
 from .whole import WholeStep
 
 Some = TypeVar("Some", bound=Optimizer)
 
 # Package and class of optimizers that get whole matrices automatically: their code is known to step
 # each parameter independently, and never to raise because of values.
-_KNOWN = (("torch", "Muon"), ("pytorch_optimizer", "Muon"))
+_KNOWN_OPTIMIZERS = (("torch", "Muon"), ("pytorch_optimizer", "Muon"))
 
 
 def matrix_step(
@@ -82,18 +82,18 @@ def matrix_step(
             "holds a part of one. Call consistent.parallelize(model, placement, plan) first."
         )
     if owners_of(optimizer) is None:
-        _install(optimizer)
-    elif _is_owned(optimizer):
+        _install_on(optimizer)
+    elif _has_owned_state(optimizer):
         raise RuntimeError(
             f"matrix_step: this {type(optimizer).__name__} steps whole matrices already, and their "
             "owners have its state. Call matrix_step before its first step; of a Muon, which does "
             "so by itself, too."
         )
-    give_owners(optimizer, ParameterOwners(groups or _takes, cost or flops_of))
+    set_owners(optimizer, ParameterOwners(groups or _is_stepped_whole, cost or flops_of))
     return optimizer
 
 
-def _takes(group: dict[str, Any]) -> bool:
+def _is_stepped_whole(group: dict[str, Any]) -> bool:
     """Return whether a parameter group is stepped whole: unless it has ``"use_muon": False``.
 
     This is the default of ``matrix_step``'s argument ``groups``.
@@ -101,17 +101,17 @@ def _takes(group: dict[str, Any]) -> bool:
     return bool(group.get("use_muon", True))
 
 
-def _install(optimizer: Any) -> None:
+def _install_on(optimizer: Any) -> None:
     """Install the hooks of ``matrix_step`` on an optimizer, and wrap its ``step`` for errors."""
-    before = optimizer.register_step_pre_hook(_before).id
-    after = optimizer.register_step_post_hook(_after).id
-    optimizer.register_state_dict_post_hook(tell)
-    optimizer.__dict__["_innermost"] = before, after
-    optimizer.step = types.MethodType(_guarded(optimizer.step), optimizer)
-    _watch()
+    pre_hook_id = optimizer.register_step_pre_hook(_before_step).id
+    post_hook_id = optimizer.register_step_post_hook(_after_step).id
+    optimizer.register_state_dict_post_hook(add_owned_state)
+    optimizer.__dict__["_innermost"] = pre_hook_id, post_hook_id
+    optimizer.step = types.MethodType(_guarded_step(optimizer.step), optimizer)
+    _trace_optimizer_steps()
 
 
-def _guarded(step: Any) -> Callable[..., Any]:
+def _guarded_step(step: Any) -> Callable[..., Any]:
     """Return the method ``step`` wrapped, so that an error in it leaves the old values.
 
     Layouts and gradients are restored on this rank, and the error is raised on all ranks.
@@ -123,11 +123,11 @@ def _guarded(step: Any) -> Callable[..., Any]:
             return step(*args, **kwargs)
         except BaseException as error:
             owners = owners_of(self)
-            if owners is not None and owners.under_way is not None:
-                whole, owners.under_way = owners.under_way, None
-                whole.undo()
-                if isinstance(error, Exception) and whole.takes_part():
-                    tell_error(error, whole.ranks)
+            if owners is not None and owners.current_step is not None:
+                whole_step, owners.current_step = owners.current_step, None
+                whole_step.restore()
+                if isinstance(error, Exception) and whole_step.has_shards():
+                    tell_error(error, whole_step.ranks)
             raise
 
     return guarded
@@ -136,17 +136,17 @@ def _guarded(step: Any) -> Callable[..., Any]:
 # -- around a step ---------------------------------------------------------------------------------
 
 
-def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    enter(optimizer)
-    return around_closure(args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer))
+def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    begin_step(optimizer)
+    return wrap_closure(args, kwargs, lambda: end_step(optimizer), lambda: begin_step(optimizer))
 
 
-def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    leave(optimizer)
+def _after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    end_step(optimizer)
 
 
 @torch.no_grad()
-def enter(optimizer: Any) -> None:
+def begin_step(optimizer: Any) -> None:
     """Send each parameter that ``optimizer`` updates as a whole matrix to the rank that owns it.
 
     Called before the step. The gradients are sent with the parameters, and so is optimizer state
@@ -154,39 +154,39 @@ def enter(optimizer: Any) -> None:
     """
     owners = owners_of(optimizer)
     assert owners is not None
-    if owners.under_way is not None:  # an earlier step raised without passing ``_guarded``
-        owners.under_way.undo()
-    owners.deal(optimizer)
-    owned = [(p, owners.of(p)) for p in owners.params(optimizer)]
+    if owners.current_step is not None:  # an earlier step raised without passing ``_guarded_step``
+        owners.current_step.restore()
+    owners.assign(optimizer)
+    owned = [(p, owners.owner_of(p)) for p in owners.params(optimizer)]
     for param, owner in owned:
         if optimizer.state.get(param) or param.grad is not None:
-            settle(optimizer, param, owner)
-    owners.under_way = WholeStep(optimizer, owned)
+            move_state_to_owner(optimizer, param, owner)
+    owners.current_step = WholeStep(optimizer, owned)
 
 
 @torch.no_grad()
-def leave(optimizer: Any) -> None:
+def end_step(optimizer: Any) -> None:
     """Send the new values of the parameters back to all shards, once every owner has stepped.
 
     Called after the step. If an owner has raised, all ranks raise, with the old values.
     """
     owners = owners_of(optimizer)
-    if owners is None or owners.under_way is None:
+    if owners is None or owners.current_step is None:
         return
-    whole, owners.under_way = owners.under_way, None
+    whole_step, owners.current_step = owners.current_step, None
     try:
-        if whole.takes_part():
-            tell_error(None, whole.ranks)  # raises if another owner has raised
+        if whole_step.has_shards():
+            tell_error(None, whole_step.ranks)  # raises if another owner has raised
     except BaseException:
-        whole.undo()
+        whole_step.restore()
         raise
-    whole.leave()
+    whole_step.finish()
 
 
 # -- without a call of matrix_step -----------------------------------------------------------------
 
 
-_PLANNED = "_has_a_plan"  # name of a parameter's attribute
+_PLANNED_MARK = "_has_a_plan"  # name of a parameter's attribute
 
 
 def install_known(module: nn.Module) -> None:
@@ -197,18 +197,18 @@ def install_known(module: nn.Module) -> None:
     params: list[Any] = list(module.parameters())
     for param in params:
         if is_global(param):
-            param.__dict__[_PLANNED] = True
-    _watch()
+            param.__dict__[_PLANNED_MARK] = True
+    _trace_optimizer_steps()
 
 
 @functools.cache
-def _watch() -> None:
-    """Register ``_look`` to be called before each step of any optimizer; only the first time."""
-    install_hooks()
-    Tracer(on_optimizer_step=_look).always()
+def _trace_optimizer_steps() -> None:
+    """Have ``_prepare_optimizer`` called before each step of any optimizer; registered once."""
+    install_step_hooks()
+    Tracer(on_optimizer_step=_prepare_optimizer).install()
 
 
-def _look(optimizer: Any) -> None:
+def _prepare_optimizer(optimizer: Any) -> None:
     """Apply ``matrix_step`` to an optimizer that needs it, and keep its hooks innermost.
 
     Called before each step of any optimizer. Known optimizers (Muon) of a parallelized module need
@@ -218,23 +218,25 @@ def _look(optimizer: Any) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]
         if params:
             optimizer.__dict__["_looked_at"] = True
-            is_known = _is_known(optimizer) and any(_PLANNED in p.__dict__ for p in params)
-            if any(p.placement.size > 1 for p in params) and (is_known or _is_owned(optimizer)):
+            is_known = _is_known(optimizer) and any(_PLANNED_MARK in p.__dict__ for p in params)
+            if any(p.placement.size > 1 for p in params) and (
+                is_known or _has_owned_state(optimizer)
+            ):
                 matrix_step(optimizer)
     if "_innermost" in optimizer.__dict__:
         # Innermost: the last of the pre-hooks, and the first of the post-hooks.
-        before, after = optimizer.__dict__["_innermost"]
-        optimizer._optimizer_step_pre_hooks.move_to_end(before)
-        optimizer._optimizer_step_post_hooks.move_to_end(after, last=False)
+        pre_hook_id, post_hook_id = optimizer.__dict__["_innermost"]
+        optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook_id)
+        optimizer._optimizer_step_post_hooks.move_to_end(post_hook_id, last=False)
 
 
 def _is_known(optimizer: Any) -> bool:
-    """Return whether the class of ``optimizer``, or a base class of it, is one of ``_KNOWN``."""
+    """Return whether the class of ``optimizer``, or a base of it, is in ``_KNOWN_OPTIMIZERS``."""
     names = {(c.__module__.partition(".")[0], c.__name__) for c in type(optimizer).__mro__}
-    return any(known in names for known in _KNOWN)
+    return any(known in names for known in _KNOWN_OPTIMIZERS)
 
 
-def _is_owned(optimizer: Any) -> bool:
+def _has_owned_state(optimizer: Any) -> bool:
     """Return whether the optimizer has state that lies whole on owner ranks.
 
     It then has to step whole matrices. A copy of such an optimizer is recognized by this: its state

@@ -29,14 +29,14 @@ from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import HookOff, attach, plain
 from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
-from ...movement.run import begin, ended, run
+from ...movement.run import begin_boxing, notify_end, run
 from ...movement.run_exchanges import run_exchanges
 from ...movement.several import Route
 from ...movement.world import device_of, my_coordinate
 from ...spec import Placement, TensorSpec
 from ...tensor.storage.step_layout import OwnedState, owned_spec
 from ..sharded.master_weights import masters_of
-from .owners import is_mine
+from .owners import is_this_rank
 
 _Base: Any = torch.Tensor
 
@@ -44,7 +44,7 @@ _Base: Any = torch.Tensor
 class WholeStep:
     """One step of an optimizer on whole matrices, each on the rank that owns it.
 
-    Making an instance sends all parameters that have a gradient to their owners; ``leave`` sends
+    Making an instance sends all parameters that have a gradient to their owners; ``finish`` sends
     the new values back.
 
     Args:
@@ -58,44 +58,48 @@ class WholeStep:
     def __init__(self, optimizer: Any, owned: Sequence[tuple[Any, Placement]]) -> None:
         self._optimizer = optimizer
         self._masters = masters_of(optimizer)
-        found = [(p, owner, gradients.raw_grad(p)) for p, owner in owned]
-        self._items = [_Item(p, owner, grad) for p, owner, grad in found if grad is not None]
+        params_and_grads = [(p, owner, gradients.raw_grad(p)) for p, owner in owned]
+        self._items = [
+            _SteppedParameter(p, owner, grad)
+            for p, owner, grad in params_and_grads
+            if grad is not None
+        ]
         self.ranks = tuple(
-            sorted({rank for p, _, _ in found for rank in ranks_of(p._spec.placement)})
+            sorted({rank for p, _, _ in params_and_grads for rank in ranks_of(p._spec.placement)})
         )
-        wholes = _boxed([box for item in self._items for box in item.boxes()])
+        wholes = _exchange([box for item in self._items for box in item.boxes()])
         for item, whole, grad in zip(self._items, wholes[::2], wholes[1::2], strict=True):
-            item.enter(whole, grad, self._masters)
+            item.enter_step(whole, grad, self._masters)
 
-    def takes_part(self) -> bool:
+    def has_shards(self) -> bool:
         """Return whether this rank has a shard of a parameter that is stepped whole."""
         return current().rank in self.ranks
 
-    def leave(self) -> None:
+    def finish(self) -> None:
         """End the step: send the new values back, and restore the parameters' layouts."""
         values = [item.value() for item in self._items]
-        self.undo()
-        routes = [(item.one, item.spec) for item in self._items]
+        self.restore()
+        routes = [(item.owner_spec, item.spec) for item in self._items]
         into = [item.shard for item in self._items]
-        _boxed(list(zip(values, routes, strict=True)), into)
+        _exchange(list(zip(values, routes, strict=True)), into)
         for item in self._items:
             if self._masters is not None:
-                self._masters.keep(item.param)
+                self._masters.mark_current(item.param)
 
-    def undo(self) -> None:
+    def restore(self) -> None:
         """Restore layouts, values and gradients from before the step, without communication.
 
-        Used after an error, since shards are not changed before ``leave``.
+        Used after an error, since shards are not changed before ``finish``.
         """
         for item in self._items:
-            item.leave()
+            item.leave_step()
             state = self._optimizer.state.get(item.param)
             # The optimizer may have replaced the OwnedState by a new dict.
-            if item.is_mine and not isinstance(state, OwnedState):
+            if item.is_owned_here and not isinstance(state, OwnedState):
                 self._optimizer.state[item.param] = OwnedState(dict(state or {}), item.owner)
 
 
-class _Item:
+class _SteppedParameter:
     """One parameter in a ``WholeStep``, with its shard and gradient from before the step.
 
     Args:
@@ -108,8 +112,8 @@ class _Item:
         self.param, self.owner, self.grad = param, owner, grad
         self.spec: TensorSpec = param._spec
         self.shard = plain(param).detach()
-        self.one = owned_spec(owner, self.spec.shape, self.spec.dtype)
-        self.is_mine = is_mine(owner)
+        self.owner_spec = owned_spec(owner, self.spec.shape, self.spec.dtype)
+        self.is_owned_here = is_this_rank(owner)
         self.master: Tensor | None = None
 
     def boxes(self) -> list[tuple[Tensor, Route]]:
@@ -130,10 +134,10 @@ class _Item:
         if any(entry.is_partial for entry in spec.sbp):  # accumulated inside no_sync()
             settled = gradients.settled_spec(self.param).with_dtype(spec.dtype)
             local, spec = run(local, spec, settled), settled
-        one = self.one.with_dtype(spec.dtype)
-        return [(self.shard, (self.spec, self.one)), (local, (spec, one))]
+        grad_spec = self.owner_spec.with_dtype(spec.dtype)
+        return [(self.shard, (self.spec, self.owner_spec)), (local, (spec, grad_spec))]
 
-    def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
+    def enter_step(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
         """Prepare the parameter for the step, in which only its owner has a value and a gradient.
 
         Args:
@@ -143,11 +147,11 @@ class _Item:
                 steps a clone of the copy in place of ``whole``.
         """
         if masters is not None:
-            self.master = master = masters.of(self.param, whole, self.one)
+            self.master = master = masters.copy_of(self.param, whole, self.owner_spec)
             whole = master.clone()  # the master copy must survive an error in the step
         gradients.set_raw_grad(self.param, None)
         self.param.__dict__["_in_step"] = self
-        if self.is_mine:
+        if self.is_owned_here:
             with HookOff():
                 _Base.data.__set__(self.param, whole)
             self.param.__class__ = nn.Parameter
@@ -155,16 +159,16 @@ class _Item:
 
     def value(self) -> Tensor:
         """Return the value after the step: the whole matrix on its owner, else a meta tensor."""
-        if not self.is_mine:
+        if not self.is_owned_here:
             return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
         stepped = _Base.detach(self.param)
         if self.master is not None:
             self.master.copy_(stepped)
         return stepped.to(self.spec.dtype)
 
-    def leave(self) -> None:
+    def leave_step(self) -> None:
         """Restore the parameter's shard and its gradient from before the step."""
-        if self.is_mine:
+        if self.is_owned_here:
             _C.set_gradient(self.param, None)
             with HookOff():
                 _Base.data.__set__(self.param, self.shard)
@@ -173,7 +177,7 @@ class _Item:
         attach(self.param, self.spec)
 
 
-def _boxed(
+def _exchange(
     boxes: Sequence[tuple[Tensor, Route]], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """Send tensors from their shards to the owners or back, with one exchange for each placement.
@@ -185,23 +189,23 @@ def _boxed(
     Returns:
         the filled tensors.
     """
-    made = [_room(dst) for _, (_, dst) in boxes] if into is None else list(into)
-    check_mode.calling("matrix_step")
+    outputs = [_empty_local(dst) for _, (_, dst) in boxes] if into is None else list(into)
+    check_mode.set_current_op("matrix_step")
     with torch.no_grad(), HookOff():
-        begun = [(begin(x, *route)[0], route) for x, route in boxes]
+        local_routes = [(begin_boxing(x, *route)[0], route) for x, route in boxes]
         groups: dict[Placement, list[int]] = {}
-        for i, (_, (src, dst)) in enumerate(begun):
+        for i, (_, (src, dst)) in enumerate(local_routes):
             # One of the two is the single owner; the other one's ranks take part in the exchange.
             larger = src if src.placement.size >= dst.placement.size else dst
             groups.setdefault(larger.placement, []).append(i)
-        for at in groups.values():
-            locals_, routes = zip(*(begun[i] for i in at), strict=True)
-            run_exchanges(locals_, routes, [made[i] for i in at])
-    ended(*(route for _, route in begun))
-    return made
+        for indices in groups.values():
+            locals_, routes = zip(*(local_routes[i] for i in indices), strict=True)
+            run_exchanges(locals_, routes, [outputs[i] for i in indices])
+    notify_end(*(route for _, route in local_routes))
+    return outputs
 
 
-def _room(spec: TensorSpec) -> Tensor:
+def _empty_local(spec: TensorSpec) -> Tensor:
     """Return an uninitialized local tensor for ``spec``; a meta tensor outside its placement."""
     at = my_coordinate(spec.placement)
     device = "meta" if at is None else device_of(spec.placement)

@@ -12,7 +12,7 @@ from ...spec.nearest import suggestion
 # One entry for each axis of the placement; None leaves the layout along that axis as it is.
 Nd = tuple[Sbp | None, ...]
 Codecs = tuple[str | None, ...]
-_KEPT = "-"
+_UNCHANGED = "-"
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Layouts:
     reduce: Codecs | str = ()
 
     def __post_init__(self) -> None:
-        for name in NAMES:
+        for name in LAYOUT_FIELDS:
             object.__setattr__(self, name, as_nd_sbp(getattr(self, name)) or self.sbp)
-        for name in CODED:
-            object.__setattr__(self, name, _codecs(getattr(self, name)))
+        for name in CODEC_FIELDS:
+            object.__setattr__(self, name, _read_codecs(getattr(self, name)))
 
     @classmethod
     def like(cls, given: Any) -> Layouts:
@@ -58,7 +58,7 @@ class Layouts:
         if isinstance(given, Layouts):
             return given
         if isinstance(given, Mapping):
-            known = (*NAMES, *CODED)
+            known = (*LAYOUT_FIELDS, *CODEC_FIELDS)
             unknown = [name for name in given if name not in known]
             if unknown or "sbp" not in given:
                 near = suggestion(str(unknown[0]), known) if unknown else ""
@@ -80,7 +80,7 @@ class Layouts:
 
     def map(self, change: Any) -> Layouts:
         """Return a copy with ``change(x)`` in place of each layout x: sbp, use, grad and step."""
-        return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
+        return replace(self, **{name: change(getattr(self, name)) for name in LAYOUT_FIELDS})
 
     @property
     def is_one(self) -> bool:
@@ -92,35 +92,35 @@ class Layouts:
 
         S, B and P are the same on such an axis, and B needs no gather.
         """
-        made = self.map(lambda sbp: _alone(sbp, placement, B))
-        for name in CODED:
-            if said := getattr(self, name):
-                made = replace(made, **{name: _alone(said, placement, None)})
-        return made
+        layouts = self.map(lambda sbp: _set_single_rank_axes(sbp, placement, B))
+        for name in CODEC_FIELDS:
+            if codecs := getattr(self, name):
+                layouts = replace(layouts, **{name: _set_single_rank_axes(codecs, placement, None)})
+        return layouts
 
 
-NAMES = ("sbp", "use", "grad", "step")
-CODED = ("gather", "reduce")
+LAYOUT_FIELDS = ("sbp", "use", "grad", "step")
+CODEC_FIELDS = ("gather", "reduce")
 
 
-def _codecs(given: Any) -> Codecs:
+def _read_codecs(codecs: Any) -> Codecs:
     """Return the codec of each axis from a tuple or a text: ``"(-, int8)" -> (None, "int8")``.
 
     ``-`` or None stands for no codec. Without any codec the result is ``()``.
     """
-    if given is None or isinstance(given, str):
-        given = str(given or _KEPT).strip().removeprefix("(").removesuffix(")").split(",")
-    names = tuple(None if e is None or e.strip() == _KEPT else e.strip() for e in given)
+    if codecs is None or isinstance(codecs, str):
+        codecs = str(codecs or _UNCHANGED).strip().removeprefix("(").removesuffix(")").split(",")
+    names = tuple(None if e is None or e.strip() == _UNCHANGED else e.strip() for e in codecs)
     return names if any(names) else ()
 
 
 def codecs_text(codecs: Codecs) -> str:
     """Return codecs as text: ``int8`` for one axis, ``(-, int8)`` for several."""
-    texts = [name or _KEPT for name in codecs]
+    texts = [name or _UNCHANGED for name in codecs]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
-def _alone(nd: Any, placement: Placement, entry: Sbp | None) -> Any:
+def _set_single_rank_axes(nd: Any, placement: Placement, entry: Sbp | None) -> Any:
     """Return ``nd`` with ``entry`` on the axes of ``placement`` that have one rank."""
     return tuple(entry if n == 1 else e for n, e in zip(placement.shape, nd, strict=True))
 
@@ -140,7 +140,7 @@ class Border:
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs"):
-            object.__setattr__(self, name, _ways(getattr(self, name)))
+            object.__setattr__(self, name, _read_layouts(getattr(self, name)))
 
     def __hash__(self) -> int:
         return hash((tuple(self.inputs.items()), tuple(self.outputs.items())))
@@ -151,13 +151,15 @@ class Border:
 
         If not, it needs no hook.
         """
-        ways = [*self.inputs.values(), *self.outputs.values()]
-        return any(entry is not None for nd in ways for entry in nd)
+        layouts = [*self.inputs.values(), *self.outputs.values()]
+        return any(entry is not None for nd in layouts for entry in nd)
 
     def on(self, placement: Placement) -> Border:
         """Return a copy without redistribution along axes of ``placement`` that have one rank."""
         sides = (self.inputs, self.outputs)
-        return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
+        return Border(
+            *({k: _set_single_rank_axes(nd, placement, None) for k, nd in x.items()} for x in sides)
+        )
 
     @classmethod
     def like(cls, given: Any) -> Border:
@@ -178,13 +180,13 @@ class Border:
         return cls(**given)
 
 
-def _ways(given: Any) -> dict[int | str, Nd]:
+def _read_layouts(layouts: Any) -> dict[int | str, Nd]:
     """Return layouts by position or key: ``B -> {0: (B,)}``, since one alone is at position 0."""
-    if given is None:
+    if layouts is None:
         return {}
-    if not isinstance(given, Mapping):
-        given = {0: given}
-    return {key: read_nd(value) for key, value in given.items()}
+    if not isinstance(layouts, Mapping):
+        layouts = {0: layouts}
+    return {key: read_nd(value) for key, value in layouts.items()}
 
 
 def read_nd(value: SbpLike | Nd) -> Nd:
@@ -195,15 +197,15 @@ def read_nd(value: SbpLike | Nd) -> Nd:
     if isinstance(value, str):
         text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        return tuple(None if part == _KEPT else as_sbp(part) for part in parts)
+        return tuple(None if part == _UNCHANGED else as_sbp(part) for part in parts)
     if isinstance(value, tuple | list):
-        return tuple(None if e in (None, _KEPT) else as_sbp(e) for e in value)  # type: ignore[arg-type]
+        return tuple(None if e in (None, _UNCHANGED) else as_sbp(e) for e in value)  # type: ignore[arg-type]
     return as_nd_sbp(value)
 
 
 def nd_text(nd: Nd) -> str:
     """Return a layout as text: ``S(0)``, or ``(B, S(0))``; ``-`` for an unchanged axis."""
-    texts = [_KEPT if entry is None else str(entry) for entry in nd]
+    texts = [_UNCHANGED if entry is None else str(entry) for entry in nd]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
@@ -212,13 +214,16 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
 
     S(0) and B become ``(S(0), B)``. In ``parts`` None stands for B (replicated).
     """
-    whole = Layouts((B,))
-    found = [part or whole for part in parts]
-    laid: dict[str, Any] = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
-    coded: dict[str, Any] = {
-        name: sum((getattr(p, name) or (None,) * len(p.sbp) for p in found), ()) for name in CODED
+    replicated = Layouts((B,))
+    all_parts = [part or replicated for part in parts]
+    layouts: dict[str, Any] = {
+        name: sum((getattr(p, name) for p in all_parts), ()) for name in LAYOUT_FIELDS
     }
-    return Layouts(**laid, **coded)
+    codecs: dict[str, Any] = {
+        name: sum((getattr(p, name) or (None,) * len(p.sbp) for p in all_parts), ())
+        for name in CODEC_FIELDS
+    }
+    return Layouts(**layouts, **codecs)
 
 
 def join_borders(parts: list[Border | None]) -> Border:
@@ -228,7 +233,9 @@ def join_borders(parts: list[Border | None]) -> Border:
     """
     sides = []
     for side in ("inputs", "outputs"):
-        given = [getattr(part, side) if part else {} for part in parts]
-        keys = dict.fromkeys(key for ways in given for key in ways)
-        sides.append({k: sum((ways.get(k, (None,)) for ways in given), ()) for k in keys})
+        layouts_of_parts = [getattr(part, side) if part else {} for part in parts]
+        keys = dict.fromkeys(key for layouts in layouts_of_parts for key in layouts)
+        sides.append(
+            {k: sum((layouts.get(k, (None,)) for layouts in layouts_of_parts), ()) for k in keys}
+        )
     return Border(*sides)

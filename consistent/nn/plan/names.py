@@ -39,8 +39,8 @@ def path_matches(name: str, pattern: str) -> bool:
 
     ``layers.*.mlp`` matches ``layers.0.mlp``, and ``layers.*`` does not.
     """
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(wanted) == len(parts) and all(map(fnmatch.fnmatchcase, parts, wanted))
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(pattern_parts) == len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern_parts))
 
 
 def is_pattern(text: str) -> bool:
@@ -48,7 +48,7 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text or "[" in text
 
 
-def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
+def group_by_block(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
     """Group the entries of repeated blocks, and return (text, names, value) of each group.
 
     Names in a group differ only in their numbers, and have equal values: ``h.0.w`` and ``h.1.w``
@@ -58,16 +58,16 @@ def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
     groups: dict[tuple, list[str]] = {}
     for name, value in entries.items():
         groups.setdefault((_NUMBER.sub("{}", name), value), []).append(name)
-    return [(_text(shape, names), names, value) for (shape, value), names in groups.items()]
+    return [(_group_text(shape, names), names, value) for (shape, value), names in groups.items()]
 
 
-def _text(shape: str, names: Sequence[str]) -> str:
-    """Return the text of a group: ``_text("h.{}.w", ["h.0.w", "h.1.w"]) -> "h.{0-1}.w"``."""
+def _group_text(shape: str, names: Sequence[str]) -> str:
+    """Return the text of a group: ``"h.{}.w", ["h.0.w", "h.1.w"] -> "h.{0-1}.w"``."""
     numbers = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
-    return shape.format(*(_ranges(sorted(set(each))) for each in numbers))
+    return shape.format(*(_ranges_text(sorted(set(each))) for each in numbers))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _ranges_text(numbers: Sequence[int]) -> str:
     """Return ascending numbers as text: ``[0, 1, 2, 5] -> "{0-2,5}"``, ``[3] -> "3"``."""
     if len(numbers) == 1:
         return str(numbers[0])
@@ -95,13 +95,13 @@ def as_patterns(
         tied: further name of a tensor -> its name in ``entries``.
         matches: (name, pattern) -> whether the pattern matches.
     """
-    found: dict[str, Any] = {}
+    patterns: dict[str, Any] = {}
     owner = {**{name: name for name in entries}, **(tied or {})}
-    for _, names, value in grouped(entries):
+    for _, names, value in group_by_block(entries):
         pattern, group = _NUMBER.sub("*", names[0]), set(names)
-        meant = {own for name, own in owner.items() if matches(name, pattern)}
-        if len(names) > 1 and meant == group:
-            found[pattern] = value
+        matched_names = {own for name, own in owner.items() if matches(name, pattern)}
+        if len(names) > 1 and matched_names == group:
+            patterns[pattern] = value
         else:
-            found.update(dict.fromkeys(names, value))
-    return found
+            patterns.update(dict.fromkeys(names, value))
+    return patterns

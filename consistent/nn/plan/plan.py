@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
 from ...spec import Placement
 from . import files, table, yaml_text
@@ -60,25 +60,25 @@ class Plan:
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self.tensors: dict[str, Layouts] = {}
-        for name, given in (tensors or {}).items():
-            self.tensors[name] = Layouts.like(given)
-        self.modules = {name: Border.like(given) for name, given in (modules or {}).items()}
+        for name, entry in (tensors or {}).items():
+            self.tensors[name] = Layouts.like(entry)
+        self.modules = {name: Border.like(entry) for name, entry in (modules or {}).items()}
         self.axes, self.notes = tuple(axes), list(notes)
         self.tied, self.shapes = dict(tied or {}), dict(shapes or {})
         self.keep_bytes = keep_bytes
 
     def layouts(self, name: str) -> Layouts | None:
         """Return the layouts of a tensor by any of its names; None if the plan has none for it."""
-        found = match(self.tied.get(name, name), self.tensors)
-        return None if found is None else self.tensors[found]
+        pattern = match(self.tied.get(name, name), self.tensors)
+        return None if pattern is None else self.tensors[pattern]
 
     def border(self, name: str) -> Border | None:
         """Return the layouts to which a module's arguments and results are redistributed.
 
         None if no name or pattern in ``modules`` matches.
         """
-        found = match_path(name, self.modules)
-        return None if found is None else self.modules[found]
+        pattern = match_path(name, self.modules)
+        return None if pattern is None else self.modules[pattern]
 
     def on(self, placement: Placement) -> Plan:
         """Return the plan for ``placement``, without redistribution along axes that have one rank.
@@ -106,19 +106,21 @@ class Plan:
 
     def keeping(self, keep_bytes: int | None) -> Plan:
         """Return a copy of the plan, with another ``keep_bytes`` unless it is None."""
-        made = copy(self)
+        plan = copy(self)
         if keep_bytes is not None:
-            made.keep_bytes = keep_bytes
-        return made
+            plan.keep_bytes = keep_bytes
+        return plan
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
         """Return the plan of a part of the model, with only these names of tensors and modules.
 
         The stages of a pipeline use it: each takes its entries from a plan of the whole model.
         """
-        said = {name: x for name in tensors if (x := self.layouts(name)) is not None}
+        tensor_layouts = {name: x for name in tensors if (x := self.layouts(name)) is not None}
         borders = {name: x for name in modules if (x := self.border(name)) is not None}
-        return Plan(said, borders, axes=self.axes, notes=self.notes, keep_bytes=self.keep_bytes)
+        return Plan(
+            tensor_layouts, borders, axes=self.axes, notes=self.notes, keep_bytes=self.keep_bytes
+        )
 
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
@@ -164,7 +166,7 @@ class Plan:
             lines += ["", *table.border_lines(self.modules)]
         if self.keep_bytes != KEEP_BYTES:
             lines += ["", f"keep_bytes: {self.keep_bytes}"]
-        lines += [f"note: {in_a_line(note)}" for note in self.notes]
+        lines += [f"note: {on_one_line(note)}" for note in self.notes]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -174,7 +176,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        ours = self.tensors, self.modules, self.keep_bytes
-        return ours == (other.tensors, other.modules, other.keep_bytes)
+        contents = self.tensors, self.modules, self.keep_bytes
+        return contents == (other.tensors, other.modules, other.keep_bytes)
 
     __hash__ = None  # type: ignore[assignment]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mirrored.readable import in_a_line
+from mirrored.readable import on_one_line
 
-from .layouts import CODED, Border, Layouts, Nd, codecs_text, nd_text
-from .names import grouped
+from .layouts import CODEC_FIELDS, Border, Layouts, Nd, codecs_text, nd_text
+from .names import group_by_block
 
 
 def tensor_lines(
@@ -31,16 +31,16 @@ def tensor_lines(
     }
     all_plain = all(layouts.is_plain for layouts in tensors.values())
     heads = () if all_plain else ("used", "grad", "step")
-    coded = [name for name in CODED if any(getattr(x, name) for x in tensors.values())]
+    coded = [name for name in CODEC_FIELDS if any(getattr(x, name) for x in tensors.values())]
     rows = [("tensor", "", "shape", "lies", *heads, *(f"{name} by" for name in coded))]
-    for text, names, (layouts, shape, others) in grouped(keyed):
-        more = (layouts.use, layouts.grad, layouts.step)
-        cells = [nd_text(nd) if nd != layouts.sbp else "" for nd in more]
+    for text, names, (layouts, shape, other_names) in group_by_block(keyed):
+        other_layouts = (layouts.use, layouts.grad, layouts.step)
+        cells = [nd_text(nd) if nd != layouts.sbp else "" for nd in other_layouts]
         cells += [codecs_text(x) if (x := getattr(layouts, name)) else "" for name in coded]
-        name = in_a_line(text + "".join(f" = {other}" for other in others))
+        name = on_one_line(text + "".join(f" = {other}" for other in other_names))
         size = str(list(shape)) if shapes else ""
         rows.append(
-            (name, _times(names), size, nd_text(layouts.sbp), *(() if all_plain else cells))
+            (name, _repeat_text(names), size, nd_text(layouts.sbp), *(() if all_plain else cells))
         )
     return columns(rows)
 
@@ -51,17 +51,21 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
     To box a tensor is to redistribute it to another layout.
     """
     keyed = {
-        name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
+        name: (_layouts_text(border.inputs), _layouts_text(border.outputs))
+        for name, border in modules.items()
     }
     rows = [("module", "", "inputs boxed to", "outputs boxed to")]
-    rows += [(in_a_line(text), _times(names), *sides) for text, names, sides in grouped(keyed)]
+    rows += [
+        (on_one_line(text), _repeat_text(names), *sides)
+        for text, names, sides in group_by_block(keyed)
+    ]
     return columns(rows)
 
 
 def border_text(name: str, border: Border) -> str:
     """Return a module's border as a part of a sentence: ``fc with outputs boxed to 0: B``."""
-    sides = (("inputs", _ways(border.inputs)), ("outputs", _ways(border.outputs)))
-    boxed = " and ".join(f"{side} boxed to {ways}" for side, ways in sides if ways)
+    sides = (("inputs", _layouts_text(border.inputs)), ("outputs", _layouts_text(border.outputs)))
+    boxed = " and ".join(f"{side} boxed to {text}" for side, text in sides if text)
     return f"{name or 'the module'} with {boxed or 'nothing boxed'}"
 
 
@@ -72,11 +76,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
 
 
-def _times(names: Sequence[str]) -> str:
+def _repeat_text(names: Sequence[str]) -> str:
     """Return the number of repetitions as text, ``12x``; empty for one."""
     return f"{len(names)}x" if len(names) > 1 else ""
 
 
-def _ways(ways: Mapping[int | str, Nd]) -> str:
+def _layouts_text(layouts: Mapping[int | str, Nd]) -> str:
     """Return layouts by position or key as text: ``0: S(1), mask: B``."""
-    return ", ".join(f"{key}: {nd_text(nd)}" for key, nd in ways.items())
+    return ", ".join(f"{key}: {nd_text(nd)}" for key, nd in layouts.items())

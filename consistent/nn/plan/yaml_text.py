@@ -9,8 +9,8 @@ from typing import Any
 
 from mirrored import whole_files
 
-_MOST_BYTES = 4 << 20
-_MOST_LEVELS = 50
+_MAX_BYTES = 4 << 20
+_MAX_LEVELS = 50
 
 
 def write(path: str | Path, text: str) -> Path:
@@ -30,11 +30,11 @@ def read(path: str | Path) -> str:
     # Nonblocking: opening a pipe without a writer would wait forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             raise ValueError(
                 f"{path} is not a file of YAML: it is a folder, a pipe or a device, or larger than "
-                f"{_MOST_BYTES >> 20} MiB. Give the file that save(path) wrote."
+                f"{_MAX_BYTES >> 20} MiB. Give the file that save(path) wrote."
             )
         try:
             return file.read().decode("utf-8")
@@ -45,7 +45,7 @@ def read(path: str | Path) -> str:
             ) from None
 
 
-def loaded(text: str, what: str, where: str) -> Any:
+def load(text: str, what: str, where: str) -> Any:
     """Return the value of a YAML text, which must not have aliases.
 
     A text of ten lines with aliases can expand to more than fits into memory.
@@ -58,11 +58,11 @@ def loaded(text: str, what: str, where: str) -> Any:
     Raises:
         ValueError: the text is not YAML, has an alias, or is nested deeper than any plan.
     """
-    yaml = _yaml(what)
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    yaml = _import_yaml(what)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     levels = 0
     try:
-        for event in yaml.parse(text, Loader=kind):
+        for event in yaml.parse(text, Loader=loader):
             levels += isinstance(event, yaml.CollectionStartEvent)
             levels -= isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent):
@@ -70,22 +70,22 @@ def loaded(text: str, what: str, where: str) -> Any:
                     f"{what}: {where} refers to a part of itself by *{event.anchor[:40]}, which is "
                     "not read here. Write that part out where it is meant."
                 )
-            if levels > _MOST_LEVELS:
+            if levels > _MAX_LEVELS:
                 raise ValueError(
-                    f"{what}: {where} is nested deeper than {_MOST_LEVELS} levels, and no file of "
+                    f"{what}: {where} is nested deeper than {_MAX_LEVELS} levels, and no file of "
                     f"a {what} is. Give the one that save(path) wrote."
                 )
-        return yaml.load(text, Loader=kind)
+        return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{what}: {where} is not YAML: {error}") from None
 
 
-def dumped(value: Any, **options: Any) -> str:
+def dump(value: Any, **options: Any) -> str:
     """Return ``value`` as YAML text; ``options`` are those of PyYAML's ``safe_dump``."""
-    return _yaml("plan").safe_dump(value, sort_keys=False, **options)
+    return _import_yaml("plan").safe_dump(value, sort_keys=False, **options)
 
 
-def _yaml(what: str) -> Any:
+def _import_yaml(what: str) -> Any:
     """Return the module ``yaml``; ``what`` is the kind of file, for the error without PyYAML."""
     try:
         import yaml

@@ -12,10 +12,10 @@ from ..plan import Plan
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What a planner is called with: a module, and one placement axis to lay it out along.
 
-    A planner is a function from ``Asked`` to the ``Plan`` for this axis.
+    A planner is a function from ``PlanRequest`` to the ``Plan`` for this axis.
 
     Args:
         module: the whole module; its tensors are plain.

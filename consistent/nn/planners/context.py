@@ -19,26 +19,26 @@ import torch
 
 from ...spec import S
 from ..plan import Border, Plan
-from .asked import Asked
+from .asked import PlanRequest
 
 # Arguments with a sequence: token ids [batch, sequence], activations [batch, sequence, features].
-GIVEN = (
+SEQUENCE_ARGUMENTS = (
     0, "input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds",
     "hidden_states", "x",
 )  # fmt: skip
 SEQUENCE = S(1, cut="zigzag")
 
 
-def plan_context(asked: Asked) -> Plan:
+def plan_context(request: PlanRequest) -> Plan:
     """Return the plan in which all tensors are B (replicated) and the input sequences are split.
 
     The inputs of a decoder inside are split, too, since the module may make them from labels, which
     are whole.
     """
     plan = Plan()
-    for name, module in asked.module.named_modules():
+    for name, module in request.module.named_modules():
         if not name or (name.endswith("decoder") and _takes_tokens(module)):
-            plan.modules[name] = Border({key: (SEQUENCE,) for key in GIVEN}, {})
+            plan.modules[name] = Border({key: (SEQUENCE,) for key in SEQUENCE_ARGUMENTS}, {})
     return plan
 
 
@@ -47,7 +47,7 @@ def _takes_tokens(module: torch.nn.Module) -> bool:
     return "input_ids" in inspect.signature(module.forward).parameters
 
 
-def takes_whole(plan: Plan) -> bool:
+def takes_whole_sequences(plan: Plan) -> bool:
     """Return whether ``plan`` is one of context parallelism, which splits the inputs of the model.
 
     Each rank then has to pass whole sequences, so ``parallelize`` takes plain input tensors as B.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...spec import B
 from ..plan import Layouts, Plan
-from .asked import Asked
+from .asked import PlanRequest
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
 
     reduce: str | None = None
 
-    def __call__(self, asked: Asked) -> Plan:
+    def __call__(self, request: PlanRequest) -> Plan:
         if self.reduce is None:
             return Plan()
         layouts = Layouts((B,), reduce=(self.reduce,))
         return Plan(
             {
                 name: layouts
-                for name, tensor in asked.tensors.items()
-                if asked.is_parameter(name) and tensor.is_floating_point()
+                for name, tensor in request.tensors.items()
+                if request.is_parameter(name) and tensor.is_floating_point()
             }
         )
 
 
-def plan_data(asked: Asked) -> Plan:
+def plan_data(request: PlanRequest) -> Plan:
     """Return the plan ``"data"``, which is empty: all tensors are B (replicated)."""
-    return data_parallel()(asked)
+    return data_parallel()(request)

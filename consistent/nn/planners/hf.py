@@ -16,25 +16,25 @@ from ...spec import B, Split
 from ...spec.nearest import suggestion
 from ..plan import Border, Layouts, Plan
 from ..plan.names import match_path
-from .asked import Asked
+from .asked import PlanRequest
 
-_Style = Callable[[Plan, Asked, str], None]
+_Style = Callable[[Plan, PlanRequest, str], None]
 
 
-def plan_hf(asked: Asked) -> Plan:
+def plan_hf(request: PlanRequest) -> Plan:
     """Return the layouts that a transformers model's ``tp_plan`` gives its tensors and modules.
 
     Raises:
         ValueError: the model has no plan, or its plan has an unknown word.
     """
-    words = _words_of(asked.module)
+    words = _words_of(request.module)
     plan = Plan()
-    names = [name for name, _ in asked.module.named_modules(remove_duplicate=False)]
-    names += [name for all_names in asked.names.values() for name in all_names]
+    names = [name for name, _ in request.module.named_modules(remove_duplicate=False)]
+    names += [name for all_names in request.names.values() for name in all_names]
     for name in names:
         pattern = match_path(name, words)
         if pattern is not None:
-            _style(words[pattern], pattern, type(asked.module).__name__)(plan, asked, name)
+            _style(words[pattern], pattern, type(request.module).__name__)(plan, request, name)
     return plan
 
 
@@ -79,119 +79,124 @@ def _style(word: str, pattern: str, model: str) -> _Style:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _out_dim(asked: Asked, name: str) -> int:
+def _out_dim(request: PlanRequest, name: str) -> int:
     """Return the dim of the parameter ``name`` that corresponds to its layer's output.
 
     0 for a weight [out, in], and 1 for a stack of experts [experts, out, in] or a ``Conv1D``.
     """
     owner, _, _ = name.rpartition(".")
-    part = _module(asked, owner)
+    part = _module(request, owner)
     if part is not None and type(part).__name__ == "Conv1D":
         return 1
-    return _tensor(asked, name).ndim - 2
+    return _tensor(request, name).ndim - 2
 
 
-def _tensor(asked: Asked, name: str) -> torch.Tensor:
-    return asked.tensors[asked.first_name(name)]
+def _tensor(request: PlanRequest, name: str) -> torch.Tensor:
+    return request.tensors[request.first_name(name)]
 
 
-def _module(asked: Asked, name: str) -> nn.Module | None:
+def _module(request: PlanRequest, name: str) -> nn.Module | None:
     """Return the submodule ``name``; None if there is none."""
     try:
-        return asked.module.get_submodule(name)
+        return request.module.get_submodule(name)
     except AttributeError:
         return None
 
 
-def _split(plan: Plan, asked: Asked, name: str, dim: int) -> None:
+def _add_split(plan: Plan, request: PlanRequest, name: str, dim: int) -> None:
     """Add ``S(dim)`` for a parameter to the plan, if the dim has an element for each rank."""
-    first = asked.first_name(name)
-    if first in asked.tensors and asked.tensors[first].shape[dim] >= asked.ranks:
+    first = request.first_name(name)
+    if first in request.tensors and request.tensors[first].shape[dim] >= request.ranks:
         plan.tensors[first] = Layouts((Split(dim),))
 
 
-def _own(asked: Asked, name: str) -> list[str]:
+def _parameter_names(request: PlanRequest, name: str) -> list[str]:
     """Return the names of the parameters that ``name`` stands for.
 
     That is ``name`` itself if it is a parameter, or a module's weight and bias.
     """
-    if asked.first_name(name) in asked.tensors:
+    if request.first_name(name) in request.tensors:
         return [name]
-    found = [f"{name}.weight", f"{name}.bias"]
-    return [n for n in found if asked.first_name(n) in asked.tensors]
+    candidates = [f"{name}.weight", f"{name}.bias"]
+    return [n for n in candidates if request.first_name(n) in request.tensors]
 
 
-def _columns(plan: Plan, asked: Asked, name: str) -> None:
+def _split_columns(plan: Plan, request: PlanRequest, name: str) -> None:
     """Split the output features of a layer, weight and bias, over the ranks."""
-    for own in _own(asked, name):
-        _split(plan, asked, own, 0 if _tensor(asked, own).ndim == 1 else _out_dim(asked, own))
+    for param in _parameter_names(request, name):
+        _add_split(
+            plan,
+            request,
+            param,
+            0 if _tensor(request, param).ndim == 1 else _out_dim(request, param),
+        )
 
 
-def _rows(plan: Plan, asked: Asked, name: str) -> None:
+def _split_rows(plan: Plan, request: PlanRequest, name: str) -> None:
     """Split the input features of a layer over the ranks, and reduce its partial sums to B."""
-    for own in _own(asked, name):
-        if _tensor(asked, own).ndim > 1:
-            dim = _out_dim(asked, own)
-            last = _tensor(asked, own).ndim - 1
-            _split(plan, asked, own, last if dim != last else last - 1)
-    if _module(asked, name) is not None:
+    for param in _parameter_names(request, name):
+        if _tensor(request, param).ndim > 1:
+            dim = _out_dim(request, param)
+            last = _tensor(request, param).ndim - 1
+            _add_split(plan, request, param, last if dim != last else last - 1)
+    if _module(request, name) is not None:
         plan.modules[name] = Border(outputs={0: (B,)})
 
 
-def _vocabulary(plan: Plan, asked: Asked, name: str) -> None:
+def _split_vocabulary(plan: Plan, request: PlanRequest, name: str) -> None:
     """Split an embedding over the tokens of the vocabulary, and reduce its partial sums to B."""
-    for own in _own(asked, name):
-        _split(plan, asked, own, 0)
+    for param in _parameter_names(request, name):
+        _add_split(plan, request, param, 0)
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
-def _features(plan: Plan, asked: Asked, name: str) -> None:
+def _split_features(plan: Plan, request: PlanRequest, name: str) -> None:
     """Split an embedding over its features, and gather its output."""
-    for own in _own(asked, name):
-        _split(plan, asked, own, 1)
+    for param in _parameter_names(request, name):
+        _add_split(plan, request, param, 1)
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
-def _sum(plan: Plan, asked: Asked, name: str) -> None:
+def _reduce_output(plan: Plan, request: PlanRequest, name: str) -> None:
     """Reduce a module's output to B."""
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
-def _experts(plan: Plan, asked: Asked, name: str) -> None:
+def _split_experts(plan: Plan, request: PlanRequest, name: str) -> None:
     """Divide a stack of experts among the ranks, along dim 0."""
-    for own in _own(asked, name):
-        _split(plan, asked, own, 0)
+    for param in _parameter_names(request, name):
+        _add_split(plan, request, param, 0)
 
 
-def _sequence(plan: Plan, asked: Asked, name: str) -> None:
+def _split_sequence(plan: Plan, request: PlanRequest, name: str) -> None:
     """Split a module's input and output along the sequence, ``S(1)``."""
     plan.modules[name] = Border({0: (Split(1),)}, {0: (Split(1),)})
 
 
-def _whole(plan: Plan, asked: Asked, name: str) -> None:
+def _leave_replicated(plan: Plan, request: PlanRequest, name: str) -> None:
     """Add nothing to the plan: the module is replicated."""
     pass
 
 
 STYLES: dict[str, _Style] = {
-    "colwise": _columns,
-    "colwise_rep": _columns,
-    "colwise_gather_output": _columns,
-    "rowwise": _rows,
-    "rowwise_rep": _rows,
-    "rowwise_split_input": _rows,
-    "embedding_rowwise": _vocabulary,
-    "embedding_colwise": _features,
-    "packed_colwise": _columns,
-    "packed_rowwise": _rows,
-    "sequence_parallel": _sequence,
-    "replicate": _whole,
-    "replicated_with_grad_allreduce": _whole,
-    "mla_kv_a_proj": _whole,
-    "moe_identity_expert": _whole,
-    "all_reduce": _sum,
-    "moe_tp_experts": _sum,
-    "ep_dispatch_experts": _sum,
-    "grouped_gemm": _experts,
-    "local_params": _whole,
+    "colwise": _split_columns,
+    "colwise_rep": _split_columns,
+    "colwise_gather_output": _split_columns,
+    "rowwise": _split_rows,
+    "rowwise_rep": _split_rows,
+    "rowwise_split_input": _split_rows,
+    "embedding_rowwise": _split_vocabulary,
+    "embedding_colwise": _split_features,
+    "packed_colwise": _split_columns,
+    "packed_rowwise": _split_rows,
+    "sequence_parallel": _split_sequence,
+    "replicate": _leave_replicated,
+    "replicated_with_grad_allreduce": _leave_replicated,
+    "mla_kv_a_proj": _leave_replicated,
+    "moe_identity_expert": _leave_replicated,
+    "all_reduce": _reduce_output,
+    "moe_tp_experts": _reduce_output,
+    "ep_dispatch_experts": _reduce_output,
+    "grouped_gemm": _split_experts,
+    "local_params": _leave_replicated,
 }

@@ -13,10 +13,10 @@ from ...spec.nearest import suggestion
 from ..plan import Plan
 from ..plan.names import is_pattern
 from ..slots import Slot
-from .asked import Asked
+from .asked import PlanRequest
 from .context import plan_context
 from .data import data_parallel, plan_data
-from .experts import beside_experts, plan_expert
+from .experts import plan_expert, with_divided_experts
 from .hf import plan_hf
 from .resolve import resolve
 from .sequence import plan_sequence
@@ -26,7 +26,7 @@ from .zero import plan_zero1, plan_zero2, plan_zero3, zero1, zero3
 # Plans with arguments.
 WithCodecs = data_parallel | zero1 | zero3
 
-PLANNERS: dict[str, Callable[[Asked], Plan]] = {
+PLANNERS: dict[str, Callable[[PlanRequest], Plan]] = {
     "data": plan_data,
     "zero1": plan_zero1,
     "zero2": plan_zero2,
@@ -35,15 +35,15 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "tensor+sequence": plan_sequence,
     "context": plan_context,
     "expert": plan_expert,
-    "zero1+expert": beside_experts(plan_zero1),
-    "zero2+expert": beside_experts(plan_zero2),
-    "zero3+expert": beside_experts(plan_zero3),
+    "zero1+expert": with_divided_experts(plan_zero1),
+    "zero2+expert": with_divided_experts(plan_zero2),
+    "zero3+expert": with_divided_experts(plan_zero3),
     "hf": plan_hf,
 }
 
 
 def plan_for(
-    module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, given: Any
+    module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Any
 ) -> Plan:
     """Return the full plan that the argument ``plan`` of ``parallelize`` stands for.
 
@@ -54,30 +54,30 @@ def plan_for(
         module: the module.
         tensors: for each tensor, the places in the module that hold it.
         placement: the placement of the module.
-        given: the argument ``plan``: a plan's name, one for each axis, patterns, a ``Plan``, or
+        plan: the argument ``plan``: a plan's name, one for each axis, patterns, a ``Plan``, or
             None for all B (replicated).
 
     Raises:
         ValueError: a name is unknown, a pattern matches nothing, or an SBP does not fit its tensor.
-        TypeError: ``given`` is of another type.
+        TypeError: ``plan`` is of another type.
     """
-    if given is None:
-        given = {}
-    if isinstance(given, str | WithCodecs):
-        given = _one_name(given, placement)
-    if isinstance(given, Sbp | int | tuple | list):
-        raise _sbp_for_all(given)
-    if isinstance(given, Mapping) and _is_by_axis(given, tensors, placement):
-        given = _joined(module, tensors, placement, given)
-    elif isinstance(given, Mapping):
-        given = Plan(given)
-    if not isinstance(given, Plan):
+    if plan is None:
+        plan = {}
+    if isinstance(plan, str | WithCodecs):
+        plan = _name_by_axis(plan, placement)
+    if isinstance(plan, Sbp | int | tuple | list):
+        raise _sbp_as_plan_error(plan)
+    if isinstance(plan, Mapping) and _is_by_axis(plan, tensors, placement):
+        plan = _plan_of_all_axes(module, tensors, placement, plan)
+    elif isinstance(plan, Mapping):
+        plan = Plan(plan)
+    if not isinstance(plan, Plan):
         raise TypeError(
-            f"parallelize: plan is {given!r} of type {type(given).__name__}. Give a name "
+            f"parallelize: plan is {plan!r} of type {type(plan).__name__}. Give a name "
             f"({', '.join(PLANNERS)}), one for each axis as {{'dp': 'zero3', 'tp': 'tensor'}}, "
             "patterns -> SBP, or a Plan."
         )
-    return resolve(module, tensors, placement, given)
+    return resolve(module, tensors, placement, plan)
 
 
 def axis_names(placement: Placement) -> tuple[str, ...]:
@@ -88,21 +88,21 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
 # -- plans by name ---------------------------------------------------------------------------------
 
 
-def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
+def _name_by_axis(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
     """Return the plan ``name`` for the only axis: ``{"dp": "zero3"}``, or ``"data"`` for all axes.
 
     Raises:
         ValueError: the name is unknown, or there are several axes.
         TypeError: ``name`` is an SBP.
     """
-    if isinstance(name, str) and not _is_name(name):
-        raise _sbp_for_all(name)
+    if isinstance(name, str) and not _is_plan_name(name):
+        raise _sbp_as_plan_error(name)
     _planner(name)
     if placement.ndim > 1 and name != "data":
         axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
         axes = axes[: placement.ndim]
-        mine = axes[0] if str(name).startswith(("zero", "data")) else axes[-1]
-        example = {axis: name if axis == mine else "data" for axis in axes}
+        axis_of_name = axes[0] if str(name).startswith(("zero", "data")) else axes[-1]
+        example = {axis: name if axis == axis_of_name else "data" for axis in axes}
         raise ValueError(
             f"parallelize: plan {name!r} is for one axis, and {placement} has {placement.ndim}. "
             f"Say what each axis does, such as {example}."
@@ -111,21 +111,23 @@ def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
 
 
 def _is_by_axis(
-    given: Mapping[str, Any], tensors: Sequence[Sequence[Slot]], placement: Placement
+    plan: Mapping[str, Any], tensors: Sequence[Sequence[Slot]], placement: Placement
 ) -> bool:
     """Return whether the keys of a mapping are axes, as in ``{"dp": "zero3"}``.
 
     Otherwise they are names or patterns of tensors.
     """
-    if given and set(given) <= set(axis_names(placement)):
+    if plan and set(plan) <= set(axis_names(placement)):
         return True
     names = [slot.name for places in tensors for slot in places]
-    if any(is_pattern(key) or key in names for key in given):
+    if any(is_pattern(key) or key in names for key in plan):
         return False
-    return any(isinstance(v, Mapping | Plan | WithCodecs) or _is_name(v) for v in given.values())
+    return any(
+        isinstance(v, Mapping | Plan | WithCodecs) or _is_plan_name(v) for v in plan.values()
+    )
 
 
-def _is_name(value: Any) -> bool:
+def _is_plan_name(value: Any) -> bool:
     """Return whether ``value`` is a text other than an SBP, and so may be the name of a plan."""
     if not isinstance(value, str):
         return False
@@ -136,11 +138,11 @@ def _is_name(value: Any) -> bool:
     return False
 
 
-def _joined(
+def _plan_of_all_axes(
     module: torch.nn.Module,
     tensors: Sequence[Sequence[Slot]],
     placement: Placement,
-    given: Mapping[str, Any],
+    plan_by_axis: Mapping[str, Any],
 ) -> Plan:
     """Return one plan from a plan for each axis.
 
@@ -151,67 +153,79 @@ def _joined(
         module: the module.
         tensors: for each tensor, the places in the module that hold it.
         placement: its placement.
-        given: axis -> plan; ``"data"`` for an axis that is not named.
+        plan_by_axis: axis -> plan; ``"data"`` for an axis that is not named.
     """
-    axes = _axes_of(given, placement)
-    first = {places[0].name: places[0].value for places in tensors}
+    axes = _axes_of(plan_by_axis, placement)
+    tensors_by_name = {places[0].name: places[0].value for places in tensors}
     names = {places[0].name: [slot.name for slot in places] for places in tensors}
-    named = () if axes == axis_names(placement) and not placement.axes else axes
-    made: dict[int, Plan] = {}
-    for axis in sorted(range(len(axes)), key=lambda a: _late(str(given.get(axes[a])))):
-        asked = Asked(module, first, names, placement.shape[axis], axes[axis], tuple(made.values()))
-        made[axis] = _on_one_axis(given.get(axes[axis], "data"), asked, tensors)
-    return Plan.join([made[axis] for axis in range(len(axes))], named)
+    shown_axes = () if axes == axis_names(placement) and not placement.axes else axes
+    plans: dict[int, Plan] = {}
+    for axis in sorted(
+        range(len(axes)), key=lambda a: _planning_order(str(plan_by_axis.get(axes[a])))
+    ):
+        request = PlanRequest(
+            module, tensors_by_name, names, placement.shape[axis], axes[axis], tuple(plans.values())
+        )
+        plans[axis] = _plan_of_one_axis(plan_by_axis.get(axes[axis], "data"), request, tensors)
+    return Plan.join([plans[axis] for axis in range(len(axes))], shown_axes)
 
 
-def _late(name: str) -> tuple[bool, bool]:
+def _planning_order(name: str) -> tuple[bool, bool]:
     # Sort key of an axis by its plan's name: zero plans and those of experts last (False < True).
     ends = name.endswith("expert")
     return ends or name.startswith("zero"), not ends
 
 
-def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
-    """Return the placement's axis names in order; unnamed axes take the keys of ``given``.
+def _axes_of(plan_by_axis: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
+    """Return the placement's axis names in order; unnamed axes take the keys of ``plan_by_axis``.
 
     So ``{"dp": "zero3", "tp": "tensor"}`` serves for a placement of 2 axes without names, too.
 
     Raises:
-        ValueError: a key of ``given`` is not an axis.
+        ValueError: a key of ``plan_by_axis`` is not an axis.
     """
     names = axis_names(placement)
-    if placement.axes is None and len(given) == placement.ndim and not set(given) <= set(names):
-        return tuple(given)
-    for key in given:
+    if (
+        placement.axes is None
+        and len(plan_by_axis) == placement.ndim
+        and not set(plan_by_axis) <= set(names)
+    ):
+        return tuple(plan_by_axis)
+    for key in plan_by_axis:
         if key not in names:
             raise ValueError(
                 f"parallelize: the plan names axis {key!r}, and {placement} has "
                 f"{', '.join(map(repr, names))}.{suggestion(key, names)} Name its axes by "
-                f"placement(type, ranks, axes={tuple(given)!r})."
+                f"placement(type, ranks, axes={tuple(plan_by_axis)!r})."
             )
     return names
 
 
-def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
+def _plan_of_one_axis(
+    axis_plan: Any, request: PlanRequest, tensors: Sequence[Sequence[Slot]]
+) -> Plan:
     """Return the plan of one axis, which may be given by name, as patterns or as a ``Plan``."""
-    if isinstance(given, WithCodecs) or (isinstance(given, str) and _is_name(given)):
-        return _planner(given)(asked)
-    if isinstance(given, str | Sbp | int | tuple | list):
-        raise _sbp_for_all(given)
-    plan = given if isinstance(given, Plan) else Plan(given)
+    if isinstance(axis_plan, WithCodecs) or (
+        isinstance(axis_plan, str) and _is_plan_name(axis_plan)
+    ):
+        return _planner(axis_plan)(request)
+    if isinstance(axis_plan, str | Sbp | int | tuple | list):
+        raise _sbp_as_plan_error(axis_plan)
+    plan = axis_plan if isinstance(axis_plan, Plan) else Plan(axis_plan)
     line = Placement("cpu", [0])  # any placement of one axis serves to resolve the patterns
-    return resolve(asked.module, tensors, line, plan)
+    return resolve(request.module, tensors, line, plan)
 
 
-def _sbp_for_all(given: Any) -> TypeError:
+def _sbp_as_plan_error(sbp: Any) -> TypeError:
     """Return the error for an SBP in place of a plan."""
-    shown = repr(given) if isinstance(given, str) else f"{given}"
+    text = repr(sbp) if isinstance(sbp, str) else f"{sbp}"
     return TypeError(
-        f"parallelize: the plan is {shown}, which says how one tensor lies and not of which. "
-        f"Give patterns -> SBP, such as {{'*': {shown}}}, or a name ({', '.join(PLANNERS)})."
+        f"parallelize: the plan is {text}, which says how one tensor lies and not of which. "
+        f"Give patterns -> SBP, such as {{'*': {text}}}, or a name ({', '.join(PLANNERS)})."
     )
 
 
-def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
+def _planner(name: str | WithCodecs) -> Callable[[PlanRequest], Plan]:
     """Return the planner of a plan's name.
 
     Raises:
@@ -221,18 +235,18 @@ def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
         return name
     if name not in PLANNERS:
         raise ValueError(
-            f"parallelize: there is no plan {name!r}.{_meant(name)} Plans are "
+            f"parallelize: there is no plan {name!r}.{_name_hint(name)} Plans are "
             f"{', '.join(PLANNERS)}, and auto; or give patterns -> SBP, or a Plan "
             "(Plan.load(path) reads a file)."
         )
     return PLANNERS[name]
 
 
-def _meant(name: str) -> str:
+def _name_hint(name: str) -> str:
     """Return a hint for the error about an unknown plan name; it may be empty.
 
     It is the plan's name here, if ``name`` is another library's, or the most similar name.
     """
     word = re.sub(r"[-_ ]|parallel(ism)?", "", name.lower())
-    instead = elsewhere.OF_PLANS.get(word)
-    return f" It is {instead} here." if instead else suggestion(word, PLANNERS)
+    name_here = elsewhere.PLAN_HINTS.get(word)
+    return f" It is {name_here} here." if name_here else suggestion(word, PLANNERS)

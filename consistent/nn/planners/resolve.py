@@ -39,7 +39,7 @@ def resolve(
     check_modules(module, modules, plan)
     return Plan(
         {places[0].name: _layouts_of(places, placement, plan) for places in tensors},
-        {name: _checked(name, b, placement) for name in modules if (b := plan.border(name))},
+        {name: _check_border(name, b, placement) for name in modules if (b := plan.border(name))},
         axes=placement.axes or plan.axes,
         notes=plan.notes,
         tied={slot.name: places[0].name for places in tensors for slot in places[1:]},
@@ -53,11 +53,11 @@ def check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> No
     known = set(names)
     for pattern in plan.tensors:
         if pattern not in known and not any(match(name, {pattern: None}) for name in names):
-            some = ", ".join(sorted(set(names))[:8])
+            examples = ", ".join(sorted(set(names))[:8])
             raise ValueError(
                 f"parallelize: pattern {pattern!r} matches no parameter or buffer of "
                 f"{type(module).__name__}.{suggestion(pattern, names)} "
-                f"Names are such as {some}; list them with "
+                f"Names are such as {examples}; list them with "
                 "module.named_parameters(remove_duplicate=False)."
             )
 
@@ -88,21 +88,27 @@ def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Lay
     Raises:
         ValueError: the names of a tied tensor get different layouts, or an SBP does not fit.
     """
-    named = [(slot, match(slot.name, plan.tensors)) for slot in places]
-    said = [(slot, pattern) for slot, pattern in named if pattern not in (None, "*")]
-    said = said or [(slot, pattern) for slot, pattern in named if pattern is not None]
-    given = [(slot.name, _fit(slot, p, plan.tensors[p], placement)) for slot, p in said if p]
-    for name, layouts in given:
-        if layouts != given[0][1]:
+    matches = [(slot, match(slot.name, plan.tensors)) for slot in places]
+    used_matches = [(slot, pattern) for slot, pattern in matches if pattern not in (None, "*")]
+    used_matches = used_matches or [
+        (slot, pattern) for slot, pattern in matches if pattern is not None
+    ]
+    entries = [
+        (slot.name, _resolve_layouts(slot, p, plan.tensors[p], placement))
+        for slot, p in used_matches
+        if p
+    ]
+    for name, layouts in entries:
+        if layouts != entries[0][1]:
             raise ValueError(
-                f"parallelize: {given[0][0]!r} and {name!r} are one tensor (tied), and the plan "
-                f"gives it {given[0][1].sbp} and {layouts.sbp}. Give both names the same SBP, or "
+                f"parallelize: {entries[0][0]!r} and {name!r} are one tensor (tied), and the plan "
+                f"gives it {entries[0][1].sbp} and {layouts.sbp}. Give both names the same SBP, or "
                 "one of them only."
             )
-    return given[0][1] if given else Layouts((B,) * placement.ndim)
+    return entries[0][1] if entries else Layouts((B,) * placement.ndim)
 
 
-def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
+def _resolve_layouts(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
     """Return ``layouts``, checked against the shape of a tensor, with dims counted from the front.
 
     ``S(-1)`` of a matrix becomes ``S(1)``. A tensor without dims, such as a step counter, cannot be
@@ -116,17 +122,17 @@ def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> La
         return resolve_sbp(sbp, placement, slot.value.shape)
 
     try:
-        made = layouts.map(fit)
+        resolved = layouts.map(fit)
     except ValueError as error:
         raise ValueError(f"parallelize: pattern {pattern!r} for {slot.name!r}: {error}") from None
-    check_codecs(slot.name, made, placement, slot.value.dtype)
-    return made
+    check_codecs(slot.name, resolved, placement, slot.value.dtype)
+    return resolved
 
 
-def _checked(name: str, border: Border, placement: Placement) -> Border:
+def _check_border(name: str, border: Border, placement: Placement) -> Border:
     """Return ``border``; raise ValueError if a layout of it has not an entry for each axis."""
-    for ways in (border.inputs, border.outputs):
-        for key, nd in ways.items():
+    for layouts in (border.inputs, border.outputs):
+        for key, nd in layouts.items():
             if len(nd) != placement.ndim:
                 raise ValueError(
                     f"parallelize: at the border of {name!r}, {key!r} has {len(nd)} SBPs, and "

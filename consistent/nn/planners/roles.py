@@ -50,8 +50,8 @@ class Linear:
 
     name: str
     module: nn.Module
-    ins: int
-    outs: int
+    in_features: int
+    out_features: int
     out_dim: int  # the dim of the weight that corresponds to the output
     parts: tuple[int, ...] = ()  # sizes of the parts stacked in the output, such as q, k and v
 
@@ -89,12 +89,12 @@ class Pair:
     note: str = ""
 
 
-def linears(module: nn.Module) -> dict[str, Linear]:
+def find_linear_layers(module: nn.Module) -> dict[str, Linear]:
     """Return name -> linear layer of ``module``: ``nn.Linear``, and ``Conv1D`` of transformers.
 
     Each layer is returned once.
     """
-    found: dict[str, Linear] = {}
+    layers: dict[str, Linear] = {}
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):  # its layers are not Python modules
             continue
@@ -102,40 +102,40 @@ def linears(module: nn.Module) -> dict[str, Linear]:
         if weight is None or weight.ndim != 2:
             continue
         if isinstance(part, nn.Linear):
-            found[name] = Linear(name, part, weight.shape[1], weight.shape[0], 0)
+            layers[name] = Linear(name, part, weight.shape[1], weight.shape[0], 0)
         elif type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
-            found[name] = Linear(name, part, weight.shape[0], weight.shape[1], 1)
-    return found
+            layers[name] = Linear(name, part, weight.shape[0], weight.shape[1], 1)
+    return layers
 
 
-def pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
+def find_pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
     """Return the attention and MLP ``Pair``s of ``module``, attention first.
 
     Args:
         module: the module.
-        layers: name -> linear layer, from ``linears``.
+        layers: name -> linear layer, from ``find_linear_layers``.
         ranks: the number of ranks, by which heads and widths must be divisible.
     """
-    free, inside = dict(layers), _inside(layers)
-    found = list(_attention(module, free, inside, ranks))
-    return found + list(_mlps(module, free, inside))
+    free, inside = dict(layers), _layers_by_module(layers)
+    attention = list(_attention_pairs(module, free, inside, ranks))
+    return attention + list(_mlp_pairs(module, free, inside))
 
 
-def _inside(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
+def _layers_by_module(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
     """Return module name -> the linear layers inside that module, in order."""
-    found: dict[str, list[Linear]] = {"": list(layers.values())}
+    layers_of: dict[str, list[Linear]] = {"": list(layers.values())}
     for name, layer in layers.items():
-        above = name.rpartition(".")[0]
-        while above:
-            found.setdefault(above, []).append(layer)
-            above = above.rpartition(".")[0]
-    return found
+        parent = name.rpartition(".")[0]
+        while parent:
+            layers_of.setdefault(parent, []).append(layer)
+            parent = parent.rpartition(".")[0]
+    return layers_of
 
 
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _attention(
+def _attention_pairs(
     module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]], ranks: int
 ) -> Iterator[Pair]:
     """Yield the attention ``Pair``s: modules whose children are named as q, k and v are.
@@ -147,50 +147,53 @@ def _attention(
         ranks: the number of ranks.
     """
     for name, part in module.named_modules():
-        own = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
+        children = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
                if f"{name}.{n}".lstrip(".") in free}  # fmt: skip
-        ways = [own[n] for names in (QUERY, KEY, VALUE) for n in own if n in names]
-        fused = [own[n] for n in own if n in FUSED]
-        split = [sum(n in names for n in own) for names in (QUERY, KEY, VALUE)]
-        if not (fused or all(split)):
+        qkv = [children[n] for names in (QUERY, KEY, VALUE) for n in children if n in names]
+        fused = [children[n] for n in children if n in FUSED]
+        counts = [sum(n in names for n in children) for names in (QUERY, KEY, VALUE)]
+        if not (fused or all(counts)):
             continue
-        above = name.rpartition(".")[0]
-        near = [x for x in inside.get(above, ()) if x.name in free] if above else []
-        out = _out_of(above, own, near, ways + fused)
-        pair = Pair(name, "attention", ways + fused, [out] if out else [])
+        parent = name.rpartition(".")[0]
+        parent_layers = [x for x in inside.get(parent, ()) if x.name in free] if parent else []
+        out = _output_layer(parent, children, parent_layers, qkv + fused)
+        pair = Pair(name, "attention", qkv + fused, [out] if out else [])
         for layer in (*pair.columns, *pair.rows):
             free.pop(layer.name, None)
-        yield _checked(module, part, pair, ranks)
+        yield _split_or_whole(module, part, pair, ranks)
 
 
-def _out_of(
-    above: str, own: Mapping[str, Linear], near: Sequence[Linear], ways: Sequence[Linear]
+def _output_layer(
+    parent: str,
+    children: Mapping[str, Linear],
+    parent_layers: Sequence[Linear],
+    qkv: Sequence[Linear],
 ) -> Linear | None:
     """Return the output layer of attention; None if it was not found.
 
-    It is a sibling of q, k and v, or among the layers ``near`` in the parent module ``above``.
+    It is a sibling of q, k and v, or among ``parent_layers``, those of the module ``parent``.
 
     Args:
-        above: the name of the parent of the module that has q, k and v.
-        own: key -> linear layer, of the module that has q, k and v.
-        near: the linear layers in the parent.
-        ways: the layers of q, k and v.
+        parent: the name of the parent of the module that has q, k and v.
+        children: key -> linear layer, of the module that has q, k and v.
+        parent_layers: the linear layers in the parent.
+        qkv: the layers of q, k and v.
     """
-    for n, layer in own.items():
-        if n in OUT and layer not in ways:
+    for n, layer in children.items():
+        if n in OUT and layer not in qkv:
             return layer
-    found = [
+    candidates = [
         layer
-        for layer in near
-        if layer not in ways
+        for layer in parent_layers
+        if layer not in qkv
         and layer.leaf in OUT
-        and layer.name[len(above) + 1 :].count(".") <= 1
+        and layer.name[len(parent) + 1 :].count(".") <= 1
         and "intermediate" not in layer.name
     ]
-    return found[0] if len(found) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
+def _split_or_whole(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
     """Return ``pair``; if it cannot be split over ``ranks``, with all layers whole and a note.
 
     Args:
@@ -201,24 +204,27 @@ def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair
     """
     heads = heads_of(module, part)
     if not pair.rows:
-        why = "its output layer was not found"
+        reason = "its output layer was not found"
     elif heads is None:
-        why = "its number of heads was not found"
+        reason = "its number of heads was not found"
     elif any(n % ranks for n in heads):
         counts = " and ".join(map(str, dict.fromkeys(heads)))
-        why = f"{counts} heads do not divide by {ranks} ranks"
-    elif any(layer.outs % ranks or layer.ins % ranks for layer in (*pair.columns, *pair.rows)):
-        why = f"its widths do not divide by {ranks} ranks"
+        reason = f"{counts} heads do not divide by {ranks} ranks"
+    elif any(
+        layer.out_features % ranks or layer.in_features % ranks
+        for layer in (*pair.columns, *pair.rows)
+    ):
+        reason = f"its widths do not divide by {ranks} ranks"
     else:
         for layer in pair.columns:
-            layer.parts = _stacked(part, layer, heads)
+            layer.parts = _stacked_sizes(part, layer, heads)
         return pair
-    pair.note = f"{pair.name}: attention is whole on every rank: {why}"
+    pair.note = f"{pair.name}: attention is whole on every rank: {reason}"
     pair.whole, pair.columns, pair.rows = [*pair.columns, *pair.rows], [], []
     return pair
 
 
-def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int, ...]:
+def _stacked_sizes(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int, ...]:
     """Return the sizes of q, k and v in a layer that computes them one after the other.
 
     Empty if it computes only one of them, or in another order. With 8 query heads, 2 key heads and
@@ -230,11 +236,11 @@ def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int,
         heads: the numbers of query heads and of key heads.
     """
     count, keys = heads
-    if layer.leaf not in STACKED or layer.outs % (count + 2 * keys):
+    if layer.leaf not in STACKED or layer.out_features % (count + 2 * keys):
         return ()
     if type(part).__name__.startswith("CodeGen"):  # stacks q, k and v in each of four head groups
         return ()
-    width = layer.outs // (count + 2 * keys)
+    width = layer.out_features // (count + 2 * keys)
     return count * width, keys * width, keys * width
 
 
@@ -248,16 +254,16 @@ def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
     They are read from attributes of ``part``, or of its configuration or that of ``module``.
     """
     for holder in (part, getattr(part, "config", None), getattr(module, "config", None)):
-        heads = _number(holder, _HEADS)
+        heads = _first_positive_int(holder, _HEADS)
         if heads is not None:
-            keys = _number(holder, _KEY_HEADS)
+            keys = _first_positive_int(holder, _KEY_HEADS)
             if keys is None:
-                keys = _number(getattr(part, "config", None), _KEY_HEADS)
+                keys = _first_positive_int(getattr(part, "config", None), _KEY_HEADS)
             return [heads, keys or heads]
     return None
 
 
-def _number(holder: Any, names: Sequence[str]) -> int | None:
+def _first_positive_int(holder: Any, names: Sequence[str]) -> int | None:
     """Return the first attribute of ``holder`` among ``names`` that is a positive int, or None."""
     for name in names:
         value = getattr(holder, name, None)
@@ -269,7 +275,7 @@ def _number(holder: Any, names: Sequence[str]) -> int | None:
 # -- MLPs ------------------------------------------------------------------------------------------
 
 
-def _mlps(
+def _mlp_pairs(
     module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]]
 ) -> Iterator[Pair]:
     """Yield the MLP ``Pair``s, searched from the innermost modules outwards.
@@ -284,15 +290,15 @@ def _mlps(
     names = [name for name, _ in module.named_modules()]
     for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
         layers = [layer for layer in inside.get(name, ()) if layer.name in free]
-        if len(layers) < 2 or _holds_blocks(module.get_submodule(name)):
+        if len(layers) < 2 or _has_module_list(module.get_submodule(name)):
             continue
-        for pair in _pairs_in(name, layers):
+        for pair in _mlp_pairs_in(name, layers):
             for layer in (*pair.columns, *pair.rows):
                 free.pop(layer.name, None)
             yield pair
 
 
-def _holds_blocks(part: nn.Module) -> bool:
+def _has_module_list(part: nn.Module) -> bool:
     """Return whether ``part`` has a list of modules, which need not run one after the other.
 
     MLPs are searched in the modules of the list instead.
@@ -300,24 +306,28 @@ def _holds_blocks(part: nn.Module) -> bool:
     return any(isinstance(m, nn.ModuleList) and len(m) for m in part.modules())
 
 
-def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
+def _mlp_pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
     """Yield the MLP ``Pair``s among ``layers``, the linear layers of one module in order.
 
     ``name`` is the name of that module.
     """
-    waiting = _Waiting(name, layers)
+    candidates = _CandidateColumns(name, layers)
     for down in layers:
-        ups = waiting.before(down) if down.ins > 1 else []
-        if ups and not (down.ins == down.outs and len(ups) > 2):
+        ups = candidates.before(down) if down.in_features > 1 else []
+        if ups and not (down.in_features == down.out_features and len(ups) > 2):
             for up in ups:
-                up.parts = (down.ins, down.ins) if up.outs == 2 * down.ins else ()
-            waiting.leave(ups)
+                up.parts = (
+                    (down.in_features, down.in_features)
+                    if up.out_features == 2 * down.in_features
+                    else ()
+                )
+            candidates.leave(ups)
             yield Pair(name, "mlp", ups, [down])
         else:
-            waiting.add(down)
+            candidates.add(down)
 
 
-class _Waiting:
+class _CandidateColumns:
     """Linear layers of a module that may still become the columns of an MLP ``Pair``.
 
     A *part* is a child of the module, such as an actor or a critic. A layer's output may go to
@@ -330,41 +340,45 @@ class _Waiting:
 
     def __init__(self, name: str, layers: Sequence[Linear]) -> None:
         self._depth = name.count(".") + 1 if name else 0
-        self._parts: dict[tuple[str, ...], list[Linear]] = {}  # all layers of each part
+        self._layers_of_part: dict[tuple[str, ...], list[Linear]] = {}  # all layers of each part
         for layer in layers:
-            self._parts.setdefault(self._part(layer), []).append(layer)
+            self._layers_of_part.setdefault(self._part_of(layer), []).append(layer)
         # (input width, output width) -> part -> the layers that may become columns
-        self._there: dict[tuple[int, int], dict[tuple[str, ...], list[Linear]]] = {}
+        self._candidates: dict[tuple[int, int], dict[tuple[str, ...], list[Linear]]] = {}
 
     def add(self, layer: Linear) -> None:
         """Add a layer, which may become columns of a pair with a later layer."""
-        own = self._there.setdefault(_widths(layer), {})
-        own.setdefault(self._part(layer), []).append(layer)
+        by_part = self._candidates.setdefault(_widths(layer), {})
+        by_part.setdefault(self._part_of(layer), []).append(layer)
 
     def before(self, down: Linear) -> list[Linear]:
         """Return the layers added so far whose outputs ``down`` may take, by their widths."""
-        found, part = self._there.get((down.outs, down.ins), {}), self._part(down)
-        if self._parts[part][0] is not down:
-            return list(found.get(part, ()))
-        for other, waiting in list(found.items()):
-            found[other] = self._at_the_end(other, waiting)  # no later layer takes the rest
-        return [layer for waiting in found.values() for layer in waiting]
+        by_part, part = (
+            self._candidates.get((down.out_features, down.in_features), {}),
+            self._part_of(down),
+        )
+        if self._layers_of_part[part][0] is not down:
+            return list(by_part.get(part, ()))
+        for other_part, layers in list(by_part.items()):
+            # No later layer takes the rest.
+            by_part[other_part] = self._last_layers(other_part, layers)
+        return [layer for layers in by_part.values() for layer in layers]
 
     def leave(self, layers: Sequence[Linear]) -> None:
         """Remove layers that became columns of a pair, with those of the same part and widths."""
         for layer in layers:
-            self._there[_widths(layer)].pop(self._part(layer), None)
+            self._candidates[_widths(layer)].pop(self._part_of(layer), None)
 
-    def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
-        """Return those of ``waiting`` that are the last layers of ``part``."""
+    def _last_layers(self, part: tuple[str, ...], layers: list[Linear]) -> list[Linear]:
+        """Return those of ``layers`` that are the last layers of ``part``."""
         count = 0
-        for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
+        for layer, last in zip(reversed(layers), reversed(self._layers_of_part[part])):
             if layer is not last:
                 break
             count += 1
-        return waiting[len(waiting) - count :]
+        return layers[len(layers) - count :]
 
-    def _part(self, layer: Linear) -> tuple[str, ...]:
+    def _part_of(self, layer: Linear) -> tuple[str, ...]:
         """Return the name of the module's child that has ``layer``, split at the dots."""
         return tuple(layer.name.split(".")[: self._depth + 1])
 
@@ -374,6 +388,6 @@ def _widths(layer: Linear) -> tuple[int, int]:
 
     The latter is half the output width for a layer that computes an MLP's gate, too.
     """
-    if layer.leaf in FUSED_GATE and layer.outs % 2 == 0:
-        return layer.ins, layer.outs // 2
-    return layer.ins, 0 if layer.leaf in FUSED_GATE else layer.outs
+    if layer.leaf in FUSED_GATE and layer.out_features % 2 == 0:
+        return layer.in_features, layer.out_features // 2
+    return layer.in_features, 0 if layer.leaf in FUSED_GATE else layer.out_features

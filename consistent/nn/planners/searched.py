@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
 from ...movement.world import my_coordinate
@@ -15,7 +15,7 @@ from ..plan import Plan
 from .layout_search import best_plan
 
 
-def searched(
+def resolve_auto(
     module: torch.nn.Module, placement: Placement, plan: Any, example: Any, memory: int | None
 ) -> Any:
     """Return ``plan``, or the plan that the search finds if it is "auto".
@@ -49,22 +49,22 @@ def searched(
         )
     if placement.size == 1 or my_coordinate(placement) is None:
         return best_plan(module, placement, example, memory)
-    found: Plan | Exception | None = None
-    failed: Exception | None = None
+    result: Plan | Exception | None = None
+    own_error: Exception | None = None
     if current().rank == placement.first_rank:
         try:
-            found = best_plan(module, placement, example, memory)
+            result = best_plan(module, placement, example, memory)
         except Exception as error:  # sent to the other ranks, which raise it, too
-            failed, found = error, _as_sent(error)
-    found = gathered(found, tuple(placement.ranks.ravel().tolist()))[0]
-    if failed is not None:
-        raise failed
-    if isinstance(found, Exception):
-        raise found
-    return found
+            own_error, result = error, _as_picklable(error)
+    result = gather_from_ranks(result, tuple(placement.ranks.ravel().tolist()))[0]
+    if own_error is not None:
+        raise own_error
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def _as_sent(error: Exception) -> Exception:
+def _as_picklable(error: Exception) -> Exception:
     """Return ``error`` in a form that other ranks can unpickle: of a builtin class.
 
     The constructor of another library's exception may need more than the message.

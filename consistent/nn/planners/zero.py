@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ...spec import B, Sbp, Split
 from ..plan import Layouts, Plan
-from .asked import Asked
+from .asked import PlanRequest
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class zero1:  # noqa: N801  (a plan, written as the name of it is)
 
     reduce: str | None = None
 
-    def __call__(self, asked: Asked) -> Plan:
-        return _plan(asked, lambda s: Layouts((B,), step=(s,), reduce=(self.reduce,)))
+    def __call__(self, request: PlanRequest) -> Plan:
+        return _plan_with_splits(request, lambda s: Layouts((B,), step=(s,), reduce=(self.reduce,)))
 
 
-def plan_zero1(asked: Asked) -> Plan:
+def plan_zero1(request: PlanRequest) -> Plan:
     """Return the plan ``"zero1"``, in which only the optimizer's state is split."""
-    return zero1()(asked)
+    return zero1()(request)
 
 
-def plan_zero2(asked: Asked) -> Plan:
+def plan_zero2(request: PlanRequest) -> Plan:
     """Return the plan ``"zero2"``, in which gradients and the optimizer's state are split."""
-    return _plan(asked, lambda s: Layouts((B,), grad=(s,), step=(s,)))
+    return _plan_with_splits(request, lambda s: Layouts((B,), grad=(s,), step=(s,)))
 
 
 @dataclass(frozen=True)
@@ -76,35 +76,35 @@ class zero3:  # noqa: N801  (a plan, written as the name of it is)
     gather: str | None = None
     reduce: str | None = None
 
-    def __call__(self, asked: Asked) -> Plan:
-        return _plan(
-            asked,
+    def __call__(self, request: PlanRequest) -> Plan:
+        return _plan_with_splits(
+            request,
             lambda s: Layouts((s,), use=(B,), gather=(self.gather,), reduce=(self.reduce,)),
         )
 
 
-def plan_zero3(asked: Asked) -> Plan:
+def plan_zero3(request: PlanRequest) -> Plan:
     """Return the plan ``"zero3"``: parameters, gradients and optimizer state are split.
 
     Parameters are gathered for use.
     """
-    return zero3()(asked)
+    return zero3()(request)
 
 
-def _plan(asked: Asked, layouts: object) -> Plan:
-    """Return the plan that gives each parameter ``layouts(s)``, where s is its S by ``_split``.
+def _plan_with_splits(request: PlanRequest, layouts: object) -> Plan:
+    """Return the plan that gives each parameter ``layouts(s)``, with its s by ``_choose_split``.
 
     Parameters that cannot be split are left out, and so are replicated.
     """
     tensors: dict[str, Layouts] = {}
-    for name, tensor in asked.tensors.items():
-        split = _split(tuple(tensor.shape), asked.ranks, asked.split_by_others(name))
-        if asked.is_parameter(name) and split is not None:
+    for name, tensor in request.tensors.items():
+        split = _choose_split(tuple(tensor.shape), request.ranks, request.split_by_others(name))
+        if request.is_parameter(name) and split is not None:
             tensors[name] = layouts(split)  # type: ignore[operator]
     return Plan(tensors)
 
 
-def _split(shape: tuple[int, ...], ranks: int, taken: set[int]) -> Sbp | None:
+def _choose_split(shape: tuple[int, ...], ranks: int, used_dims: set[int]) -> Sbp | None:
     """Return the S by which a tensor is split: along its first free dim, or the longest one.
 
     None if no dim can be split.
@@ -112,9 +112,9 @@ def _split(shape: tuple[int, ...], ranks: int, taken: set[int]) -> Sbp | None:
     Args:
         shape: its shape.
         ranks: the number of ranks; the first free dim is taken if it is at least as long.
-        taken: the dims that other axes split.
+        used_dims: the dims that other axes split.
     """
-    free = [dim for dim in range(len(shape)) if dim not in taken]
+    free = [dim for dim in range(len(shape)) if dim not in used_dims]
     if not free or max(shape[dim] for dim in free) < 2:
         return None
     if shape[free[0]] >= ranks:

@@ -29,20 +29,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...autograd.backward import passes
-from ...autograd.unsummed import arriving
+from ...autograd.backward import count_passes
+from ...autograd.unsummed import take_over_gradients
 from ...dispatch.plans.shards import rebox_several
 from ..module_calls import this_thread
-from .again import modified
-from .order import GatherOrders, GatherUnit, ShardedParameter, find_all
+from .again import modified_error
+from .order import GatherOrders, GatherUnit, ShardedParameter, take_all_prefetched
 from .saved import (
     Gathering,
     SavedShards,
-    enter,
-    innermost,
-    leave,
-    others_in_use,
-    release,
+    enter_hooks,
+    innermost_hooks,
+    leave_hooks,
+    other_hooks_in_use,
+    release_all,
 )
 
 
@@ -68,7 +68,7 @@ class GatheredParameters(GatherUnit):
         self._begin()
 
     def _begin(self) -> None:
-        if not join_kept(self):
+        if not joins_kept_run(self):
             ForwardRun(self).begin()
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -76,12 +76,12 @@ class GatheredParameters(GatherUnit):
 
         Calls inside this one that have not ended, as after an error, are ended first.
         """
-        found = this_thread.under_way
-        if any(run.unit is self for run in found):
+        stack = this_thread.open_runs
+        if any(run.unit is self for run in stack):
             while True:  # the innermost run of these parameters, and all runs inside it
-                ended = found.pop()
-                ended.end()
-                if ended.unit is self:
+                ended_run = stack.pop()
+                ended_run.end()
+                if ended_run.unit is self:
                     return
 
     def retire(self) -> None:
@@ -115,17 +115,17 @@ class GatheredTogether(GatheredParameters):
         self._kept_at = -1  # the number of ended backward passes when a call last kept them
 
     def _begin(self) -> None:
-        if join_kept(self) or not self._may_keep():
-            this_thread.under_way.append(OneByOne(self))
+        if joins_kept_run(self) or not self._can_keep():
+            this_thread.open_runs.append(UngatheredCall(self))
             return
         if torch.is_grad_enabled():
-            self._kept_at = passes()
+            self._kept_at = count_passes()
         KeptRun(self).begin()
 
-    def _may_keep(self) -> bool:
+    def _can_keep(self) -> bool:
         if not torch.is_grad_enabled():
             return True
-        return self.keeper and self._kept_at != passes() and innermost() is None
+        return self.keeper and self._kept_at != count_passes() and innermost_hooks() is None
 
 
 # -- one run of a module's forward -----------------------------------------------------------------
@@ -138,76 +138,87 @@ class ForwardRun:
         unit: the parameters to gather.
 
     Attributes:
-        keeps: whether submodules that are called inside use the parameters gathered here.
+        shares_parameters: whether submodules that are called inside use the parameters gathered
+            here.
         saves_views: whether autograd saves views without their values, to be gathered again.
     """
 
-    keeps = False  # whether submodules called inside use the parameters gathered here
+    shares_parameters = False  # whether submodules called inside use the parameters gathered here
     saves_views = True  # whether autograd saves views without their values
-    _arriving = staticmethod(arriving)  # takes over the gradients in backward
+    _take_gradients = staticmethod(take_over_gradients)  # takes over the gradients in backward
 
     def __init__(self, unit: GatherUnit) -> None:
         self.unit = unit
         self.hooks: SavedShards | None = None
         self.gathered: dict[int, Gathering] = {}  # by the parameter's id
         # (__dict__ of a module, key, value put there, whether it had the key, its value before)
-        self.put: list[tuple[dict, str, Any, bool, Any]] = []
+        self.replaced_attributes: list[tuple[dict, str, Any, bool, Any]] = []
 
     def begin(self) -> None:
         """Gather the parameters, and put them into the ``__dict__`` of their modules.
 
         Forward finds them there before torch's own table of parameters.
         """
-        this_thread.under_way.append(self)  # first, so that it is ended wherever this raises
+        this_thread.open_runs.append(self)  # first, so that it is ended wherever this raises
         unit = self.unit
-        order = None if unit.orders is None else unit.orders.in_forward()
-        given = unit.to_gather()
-        arrived = None if order is None else find_all(order.arrived(unit), given)
-        seen: list[Any] = []
-        if given:
-            params, targets, coders, _ = zip(*given, strict=True)
-            how = {"arrived": arrived, "arriving": self._arriving, "coders": coders}
-            seen = rebox_several(params, targets, "gathered parameter", **how)
+        order = None if unit.orders is None else unit.orders.current_order()
+        to_gather = unit.to_gather()
+        prefetched_values = (
+            None if order is None else take_all_prefetched(order.record_gather(unit), to_gather)
+        )
+        values: list[Any] = []
+        if to_gather:
+            params, targets, coders, _ = zip(*to_gather, strict=True)
+            options = {
+                "arrived": prefetched_values,
+                "arriving": self._take_gradients,
+                "coders": coders,
+            }
+            values = rebox_several(params, targets, "gathered parameter", **options)
         if order is not None:
-            order.go_on(unit, GatherUnit.wanted)
+            order.prefetch_next(unit, GatherUnit.wanted)
         rnns: dict[nn.RNNBase, None] = {}
-        for each, value in zip(given, seen, strict=True):
-            for owner, key, *_ in each.places:
+        for item, value in zip(to_gather, values, strict=True):
+            for owner, key, *_ in item.places:
                 attributes = owner.__dict__
-                self.put.append((attributes, key, value, key in attributes, attributes.get(key)))
+                self.replaced_attributes.append(
+                    (attributes, key, value, key in attributes, attributes.get(key))
+                )
                 attributes[key] = value
                 if isinstance(owner, nn.RNNBase):
                     rnns[owner] = None
         if rnns:
             self._put_weight_lists(rnns)
         self.gathered = {
-            id(each.param): Gathering(each, value, unit, position)
-            for position, (each, value) in enumerate(zip(given, seen, strict=True))
+            id(item.param): Gathering(item, value, unit, position)
+            for position, (item, value) in enumerate(zip(to_gather, values, strict=True))
         }
         if self.saves_views and torch.is_grad_enabled():
-            self.hooks = enter(list(self.gathered.values()))
+            self.hooks = enter_hooks(list(self.gathered.values()))
 
     def _put_weight_lists(self, modules: Iterable[nn.RNNBase]) -> None:
         """Put gathered weights into the lists from which RNN modules read them in forward."""
         for owner in modules:
             weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
-            before = owner.__dict__["_flat_weights"]
-            self.put.append((owner.__dict__, "_flat_weights", weights, True, before))
+            previous = owner.__dict__["_flat_weights"]
+            self.replaced_attributes.append(
+                (owner.__dict__, "_flat_weights", weights, True, previous)
+            )
             owner.__dict__["_flat_weights"] = weights
 
     def end(self) -> None:
         """Release the gathered parameters, also after an error in forward or in ``begin``."""
-        for attributes, key, value, had, before in reversed(self.put):
+        for attributes, key, value, had_key, previous in reversed(self.replaced_attributes):
             if attributes.get(key) is value:  # else forward has assigned another one, which stays
-                if had:
-                    attributes[key] = before
+                if had_key:
+                    attributes[key] = previous
                 else:
                     del attributes[key]
-        gathered, self.put, self.gathered = list(self.gathered.values()), [], {}
+        gathered, self.replaced_attributes, self.gathered = list(self.gathered.values()), [], {}
         hooks, self.hooks = self.hooks, None
         if hooks is not None:
-            leave(hooks, gathered)
-        release(gathered)
+            leave_hooks(hooks, gathered)
+        release_all(gathered)
 
 
 class KeptRun(ForwardRun):
@@ -220,7 +231,7 @@ class KeptRun(ForwardRun):
     """
 
     unit: GatheredTogether
-    keeps, saves_views = True, False
+    shares_parameters, saves_views = True, False
 
     def __init__(self, unit: GatheredTogether) -> None:
         super().__init__(unit)
@@ -248,7 +259,7 @@ class KeptRun(ForwardRun):
         first = unit.parameters[0]
         if id(first.owner._parameters.get(first.key)) not in self.gathered:
             return False
-        if not torch.is_grad_enabled() or innermost() is None or not others_in_use():
+        if not torch.is_grad_enabled() or innermost_hooks() is None or not other_hooks_in_use():
             return True
         self.unit.keeper = False
         self.end()
@@ -261,11 +272,13 @@ class KeptRun(ForwardRun):
         """
         # More than one reference: besides the tensor that forward saw, autograd holds a view.
         gathered = list(self.gathered.values())
-        held = [each for each in gathered if torch._C._storage_Use_Count(each.storage) > 1]
+        saved_gatherings = [
+            each for each in gathered if torch._C._storage_Use_Count(each.storage) > 1
+        ]
         super().end()
-        self.saved += [(each.local, each.local._version) for each in held]
+        self.saved += [(each.local, each.local._version) for each in saved_gatherings]
 
-    def _arriving(self, *given: Any, **how: Any) -> Any:
+    def _take_gradients(self, *args: Any, **options: Any) -> Any:
         """Check in backward that parameters kept by autograd were not written to since forward.
 
         It then calls ``arriving``, which takes over the gradients of gathered parameters.
@@ -275,11 +288,11 @@ class KeptRun(ForwardRun):
         """
         for shard, writes in self.saved:
             if shard._version != writes:
-                raise modified(shard.shape, shard._version, writes)
-        return arriving(*given, **how)
+                raise modified_error(shard.shape, shard._version, writes)
+        return take_over_gradients(*args, **options)
 
 
-class OneByOne:
+class UngatheredCall:
     """A call of a module with a ``GatheredTogether`` that gathers nothing for its submodules.
 
     Each submodule gathers its own parameters. The object is this call's entry on the stack of calls
@@ -289,7 +302,7 @@ class OneByOne:
         unit: the parameters of the whole module.
     """
 
-    keeps = False
+    shares_parameters = False
 
     def __init__(self, unit: GatheredTogether) -> None:
         self.unit = unit
@@ -298,9 +311,9 @@ class OneByOne:
         """Do nothing, since nothing was gathered here."""
 
 
-def join_kept(unit: GatherUnit) -> bool:
+def joins_kept_run(unit: GatherUnit) -> bool:
     """Return whether an enclosing module call has gathered the parameters of ``unit`` already.
 
     The call of the unit's own module then gathers none.
     """
-    return any(each.keeps and each.serves(unit) for each in this_thread.under_way)
+    return any(each.shares_parameters and each.serves(unit) for each in this_thread.open_runs)

@@ -12,7 +12,7 @@ from ..module_calls import undo_on_raise
 from ..plan import Plan
 from .gathered import GatheredParameters, GatheredTogether
 from .order import GatherOrders, GatherUnit, ShardedParameter
-from .prefetch import way_on
+from .prefetch import sending_on
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
@@ -28,20 +28,20 @@ def install_use(module: nn.Module, plan: Plan) -> None:
     """
     runners: dict[nn.Module, list[ShardedParameter]] = {}
     for places in _places(module, plan):
-        runner = _runner(module, [name for name, _ in places])
+        runner = _gathering_module(module, [name for name, _ in places])
         runners.setdefault(runner, []).extend(each for _, each in places)
     if not runners:
         return
-    parameters = [each for found in runners.values() for each in found]
+    parameters = [each for group in runners.values() for each in group]
     together = GatheredTogether(tuple(parameters))
     # The order of hooks matters: the whole module's gather begins before those of the modules
     # inside it and ends after them, even where ``module`` itself is one of these.
-    if small := _gathered_bytes(parameters) <= plan.keep_bytes:
+    if is_small := _gathered_bytes(parameters) <= plan.keep_bytes:
         module.register_forward_pre_hook(together.before_forward)
-    orders = _orders(module, parameters[0])
-    for runner, found in runners.items():
-        _install(runner, found, orders)
-    if small:
+    orders = _install_orders(module, parameters[0])
+    for runner, group in runners.items():
+        _install_gather(runner, group, orders)
+    if is_small:
         module.register_forward_hook(together.after_forward)
         undo_on_raise(module)
 
@@ -57,7 +57,7 @@ def coders_of(module: nn.Module) -> list[Coder]:
     return list(dict.fromkeys(coder for coder in coders if coder is not None))
 
 
-def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
+def _install_orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
     """Return the gather orders by which ``module`` prefetches; None if ranks cannot prefetch.
 
     Also installs a forward pre-hook, which restarts the forward order at each call of ``module``.
@@ -66,7 +66,7 @@ def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | No
         module: the whole module.
         parameter: any of its sharded parameters, for the placement.
     """
-    sending = way_on(parameter.value.placement)
+    sending = sending_on(parameter.value.placement)
     if sending is None:
         return None
     orders = GatherOrders(sending)
@@ -79,11 +79,11 @@ def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
 
     It is the same number on every rank. A tied parameter counts once.
     """
-    found: dict[int, int] = {}
-    for each in parameters:
-        param = each.value
-        found[id(param)] = param._spec.with_sbp(each.use).largest_nbytes
-    return sum(found.values())
+    nbytes: dict[int, int] = {}
+    for place in parameters:
+        param = place.value
+        nbytes[id(param)] = param._spec.with_sbp(place.use).largest_nbytes
+    return sum(nbytes.values())
 
 
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParameter]]]:
@@ -91,20 +91,20 @@ def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParame
 
     One list for each parameter, of (name, place); a tied parameter has several.
     """
-    found: dict[int, list[tuple[str, ShardedParameter]]] = {}
-    of_lists = parameters_of_lists(module)  # each expert gathers its own
+    places_by_id: dict[int, list[tuple[str, ShardedParameter]]] = {}
+    list_param_ids = parameters_of_lists(module)  # each expert gathers its own
     for name, param in module.named_parameters(remove_duplicate=False):
-        layouts = None if id(param) in of_lists else plan.layouts(name)
+        layouts = None if id(param) in list_param_ids else plan.layouts(name)
         if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
             path, _, key = name.rpartition(".")
-            places = found.setdefault(id(param), [])
+            places = places_by_id.setdefault(id(param), [])
             coder = places[0][1].coder if places else coder_of(param, layouts)
             owner = module.get_submodule(path)
             places.append((name, ShardedParameter(owner, key, layouts.use, coder)))
-    return list(found.values())
+    return list(places_by_id.values())
 
 
-def _runner(module: nn.Module, names: list[str]) -> nn.Module:
+def _gathering_module(module: nn.Module, names: list[str]) -> nn.Module:
     """Return the module that gathers a parameter: the innermost one that contains all its owners.
 
     A module without a forward of its own is passed over, since no hook of it would run.
@@ -114,18 +114,18 @@ def _runner(module: nn.Module, names: list[str]) -> nn.Module:
         names: all names of the parameter.
     """
     paths = [name.split(".")[:-1] for name in names]
-    shared = []
+    path = []
     for level in zip(*paths, strict=False):
         if len(set(level)) > 1:
             break
-        shared.append(level[0])
-    while shared:
-        found, around = (module.get_submodule(".".join(p)) for p in (shared, shared[:-1]))
+        path.append(level[0])
+    while path:
+        candidate, parent = (module.get_submodule(".".join(p)) for p in (path, path[:-1]))
         # nn.MultiheadAttention reads the weight of its output projection without calling it, so
         # hooks of the projection would not run.
-        if _has_forward(found) and not isinstance(around, nn.MultiheadAttention):
-            return found
-        shared.pop()
+        if _has_forward(candidate) and not isinstance(parent, nn.MultiheadAttention):
+            return candidate
+        path.pop()
     return module
 
 
@@ -133,7 +133,7 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _install(
+def _install_gather(
     runner: nn.Module, parameters: list[ShardedParameter], orders: GatherOrders | None
 ) -> None:
     """Install hooks on ``runner`` that gather ``parameters``.
@@ -141,9 +141,9 @@ def _install(
     If ``runner`` has such hooks for other parameters already, ``parameters`` are added to them.
     """
     for hook in runner._forward_pre_hooks.values():
-        found = getattr(hook, "__self__", None)
-        if type(found) is GatheredParameters:
-            found.parameters = tuple(dict.fromkeys([*found.parameters, *parameters]))
+        existing = getattr(hook, "__self__", None)
+        if type(existing) is GatheredParameters:
+            existing.parameters = tuple(dict.fromkeys([*existing.parameters, *parameters]))
             return
     gathered = GatheredParameters(tuple(parameters), orders)
     runner.register_forward_pre_hook(gathered.before_forward)

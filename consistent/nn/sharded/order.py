@@ -21,7 +21,7 @@ from ...dispatch.plans.shards import is_global, plain
 from ...movement import check_mode
 from ...movement.coders import Coder
 from ...spec import NdSbp, TensorSpec
-from .prefetch import Sending, Wanted, none_ahead, off
+from .prefetch import Sending, Wanted, no_prefetch, switches
 
 Key = Any
 
@@ -94,16 +94,16 @@ class GatherUnit:
 
     def to_gather(self) -> list[ToGather]:
         """Return the parameters that are stored in another layout than forward needs, each once."""
-        found: dict[int, ToGather] = {}
-        for each in self.parameters:
-            param = each.owner._parameters.get(each.key)
-            if (known := found.get(id(param))) is not None:
-                known.places.append(each)
-            elif is_global(param) and param._spec.sbp != each.use:  # type: ignore[union-attr]
-                dst = param._spec.with_sbp(each.use)  # type: ignore[union-attr]
-                coder = None if each.coder is None else each.begun_coder()
-                found[id(param)] = ToGather(param, dst, coder, [each])
-        return list(found.values())
+        by_id: dict[int, ToGather] = {}
+        for place in self.parameters:
+            param = place.owner._parameters.get(place.key)
+            if (entry := by_id.get(id(param))) is not None:
+                entry.places.append(place)
+            elif is_global(param) and param._spec.sbp != place.use:  # type: ignore[union-attr]
+                dst = param._spec.with_sbp(place.use)  # type: ignore[union-attr]
+                coder = None if place.coder is None else place.begun_coder()
+                by_id[id(param)] = ToGather(param, dst, coder, [place])
+        return list(by_id.values())
 
     def wanted(self) -> list[Wanted]:
         """Return (shard, its spec, spec in forward, codecs) of each parameter, for a prefetch."""
@@ -115,7 +115,7 @@ class GatherUnit:
         return new
 
 
-def wanted_at(key: tuple[GatherUnit, int]) -> list[Wanted]:
+def wanted_in_backward(key: tuple[GatherUnit, int]) -> list[Wanted]:
     """Return what is needed to prefetch one parameter in backward, as a list of one.
 
     It is read from the module and not from saved graphs, which may be alive on some ranks only. The
@@ -131,7 +131,7 @@ def wanted_at(key: tuple[GatherUnit, int]) -> list[Wanted]:
 # -- in which order --------------------------------------------------------------------------------
 
 
-class _Group:
+class _PrefetchGroup:
     """Parameters whose prefetch is started together; the constructor starts it.
 
     Args:
@@ -140,21 +140,21 @@ class _Group:
     """
 
     def __init__(self, sending: Sending, wanted: list[Wanted]) -> None:
-        self._made: list[Any] | None = None
+        self._values: list[Any] | None = None
         self._wait = sending.start(wanted)
 
     def take(self, i: int) -> Tensor:
         """Wait for the prefetch, and return the values of parameter ``i``; only once for each."""
-        if self._made is None:
+        if self._values is None:
             # Tensors that are made in inference mode have no version counter.
-            inside = torch.is_inference_mode_enabled()
-            with torch.inference_mode(False) if inside else nullcontext():
-                self._made = list(self._wait())
-        made, self._made[i] = self._made[i], None  # the caller gets the only reference
-        return made
+            is_inference = torch.is_inference_mode_enabled()
+            with torch.inference_mode(False) if is_inference else nullcontext():
+                self._values = list(self._wait())
+        values, self._values[i] = self._values[i], None  # the caller gets the only reference
+        return values
 
 
-class _Coming(NamedTuple):
+class _Prefetch(NamedTuple):
     """A prefetch under way, of parameters that are expected to be gathered next.
 
     Attributes:
@@ -168,17 +168,17 @@ class _Coming(NamedTuple):
     after: Key
     key: Key
     parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its version, the spec to gather it to
-    group: _Group
+    group: _PrefetchGroup
     first: int
 
 
-class Ahead:
+class GatherOrder:
     """Order in which a module's parameters are gathered, by which the next ones are prefetched.
 
-    A *key* stands for parameters that are gathered together. When one is gathered, ``arrived``
-    records it and returns its prefetch, and ``go_on`` prefetches the keys that followed it the last
-    time. There is one order for forward, one for backward, and one for a forward that backward runs
-    again.
+    A *key* stands for parameters that are gathered together. When one is gathered,
+    ``record_gather`` records it and returns its prefetch, and ``prefetch_next`` prefetches the keys
+    that followed it the last time. There is one order for forward, one for backward, and one for a
+    forward that backward runs again.
 
     Args:
         sending: the way to prefetch.
@@ -186,47 +186,47 @@ class Ahead:
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
-        self._follows: dict[Key, Key | None] = {}  # the next key; None after a wrong prediction
-        self._before: Key | None = None
-        self._coming: deque[_Coming] = deque()
-        self._task = -1  # autograd's id of the running backward, -1 outside of one
+        self._next_key: dict[Key, Key | None] = {}  # the next key; None after a wrong prediction
+        self._last_key: Key | None = None
+        self._under_way: deque[_Prefetch] = deque()
+        self._backward_id = -1  # autograd's id of the running backward, -1 outside of one
 
     def restart(self) -> None:
         """Go back to the beginning of the order, and forget prefetches under way.
 
         Called when a forward or backward begins.
         """
-        self._before = None
-        self._coming.clear()
+        self._last_key = None
+        self._under_way.clear()
 
     def drop(self) -> None:
         """Wait for prefetches that are under way, and drop their results."""
-        for coming in self._coming:
+        for prefetch in self._under_way:
             with suppress(Exception):  # the next communication raises the error
-                coming.group.take(coming.first)
+                prefetch.group.take(prefetch.first)
         self.restart()
 
-    def arrived(self, key: Key) -> _Coming | None:
+    def record_gather(self, key: Key) -> _Prefetch | None:
         """Record that the parameters of ``key`` are gathered, and return their prefetch or None.
 
         If another key was prefetched, the prediction was wrong: it is not made again, and the
         prefetches under way are forgotten.
         """
         task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
+        if task != self._backward_id:
+            self._backward_id = task
             self.restart()
-        coming = self._coming.popleft() if self._coming else None
-        if coming is not None and coming.key != key:
-            self._follows[coming.after] = None
-            self._coming.clear()
-            coming = None
-        if self._before is not None:
-            self._follows.setdefault(self._before, key)
-        self._before = key
-        return coming
+        prefetch = self._under_way.popleft() if self._under_way else None
+        if prefetch is not None and prefetch.key != key:
+            self._next_key[prefetch.after] = None
+            self._under_way.clear()
+            prefetch = None
+        if self._last_key is not None:
+            self._next_key.setdefault(self._last_key, key)
+        self._last_key = key
+        return prefetch
 
-    def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
+    def prefetch_next(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
         """Start to prefetch the parameters that came after ``key`` the last time.
 
         Nothing is started while too many prefetches are under way: more than one by messages, or
@@ -237,21 +237,21 @@ class Ahead:
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         by_messages = self._sending.group_bytes > 0
-        if check_mode.enabled or (off.messages if by_messages else off.threads):
+        if check_mode.enabled or (switches.messages if by_messages else switches.threads):
             return
-        if len({id(coming.group) for coming in self._coming}) > by_messages:
+        if len({id(prefetch.group) for prefetch in self._under_way}) > by_messages:
             return
-        following = self._next_of(key, wanted_for)
+        following = self._expected_after(key, wanted_for)
         wanted = [each for *_, parts in following for each in parts]
         if not wanted:
             return
-        group, first = _Group(self._sending, wanted), 0
-        for before, after, own in following:
-            parts = [(local, local._version, dst) for local, _, dst, _ in own]
-            self._coming.append(_Coming(before, after, parts, group, first))
-            first += len(own)
+        group, first = _PrefetchGroup(self._sending, wanted), 0
+        for previous_key, next_key, own_wanted in following:
+            parts = [(local, local._version, dst) for local, _, dst, _ in own_wanted]
+            self._under_way.append(_Prefetch(previous_key, next_key, parts, group, first))
+            first += len(own_wanted)
 
-    def _next_of(
+    def _expected_after(
         self, key: Key, wanted_for: Callable[[Key], list[Wanted]]
     ) -> list[tuple[Key, Key, list[Wanted]]]:
         """Return the keys that are expected next, as many as are worth one message.
@@ -262,45 +262,47 @@ class Ahead:
             key: stands for the parameters that are being gathered now.
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
-        after = self._coming[-1].key if self._coming else key
-        known = {key, *(coming.key for coming in self._coming)}
-        found: list[tuple[Key, Key, list[Wanted]]] = []
+        current_key = self._under_way[-1].key if self._under_way else key
+        seen_keys = {key, *(prefetch.key for prefetch in self._under_way)}
+        expected: list[tuple[Key, Key, list[Wanted]]] = []
         nbytes = 0
         while nbytes <= self._sending.group_bytes:
-            following = self._follows.get(after)
-            if following is None or (following in known and found):
+            following = self._next_key.get(current_key)
+            if following is None or (following in seen_keys and expected):
                 break
-            own = wanted_for(following)
-            found.append((after, following, own))
-            nbytes += 1 + sum(dst.largest_nbytes for _, _, dst, _ in own)
-            known.add(following)
-            after = following
-        return found
+            own_wanted = wanted_for(following)
+            expected.append((current_key, following, own_wanted))
+            nbytes += 1 + sum(dst.largest_nbytes for _, _, dst, _ in own_wanted)
+            seen_keys.add(following)
+            current_key = following
+        return expected
 
 
-def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
+def take_prefetched(prefetch: _Prefetch | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
     """Return the values of a parameter's shard gathered to ``dst``, if they were prefetched.
 
     None if not, or if the shard was written to since.
 
     Args:
-        coming: the prefetch; None without one.
+        prefetch: the prefetch; None without one.
         local: the shard.
         dst: the spec to gather it to.
     """
-    if coming is None:
+    if prefetch is None:
         return None
-    for i, (shard, writes, wanted) in enumerate(coming.parts):
-        same = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
-        if same and wanted is dst and writes == local._version:
-            return coming.group.take(coming.first + i)
+    for i, (shard, writes, spec) in enumerate(prefetch.parts):
+        is_same_shard = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
+        if is_same_shard and spec is dst and writes == local._version:
+            return prefetch.group.take(prefetch.first + i)
     return None
 
 
-def find_all(coming: _Coming | None, wanted: Sequence[ToGather]) -> list[Tensor] | None:
+def take_all_prefetched(
+    prefetch: _Prefetch | None, wanted: Sequence[ToGather]
+) -> list[Tensor] | None:
     """Return the prefetched values of all of ``wanted``; None if any is missing."""
-    found = [find(coming, each.param, each.dst) for each in wanted]
-    return None if any(x is None for x in found) else found  # type: ignore[return-value]
+    values = [take_prefetched(prefetch, each.param, each.dst) for each in wanted]
+    return None if any(x is None for x in values) else values  # type: ignore[return-value]
 
 
 class GatherOrders:
@@ -314,22 +316,22 @@ class GatherOrders:
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
-        self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
+        self.forward, self.recomputation, self.backward = (GatherOrder(sending) for _ in range(3))
 
-    def in_forward(self) -> Ahead:
+    def current_order(self) -> GatherOrder:
         """Return the order of the forward that is running.
 
         One that runs inside a backward, as under a checkpoint, has an order of its own.
         """
-        return self.forward if torch._C._current_graph_task_id() == -1 else self.again
+        return self.forward if torch._C._current_graph_task_id() == -1 else self.recomputation
 
     def begin_forward(self, module: Any, args: Any) -> None:
         """Start the order of forward from the beginning (forward pre-hook of the whole module)."""
-        self.in_forward().restart()
+        self.current_order().restart()
 
     def drop(self) -> None:
         """Wait for prefetches that are under way in all orders, and drop their results."""
-        for order in (self.forward, self.again, self.backward):
+        for order in (self.forward, self.recomputation, self.backward):
             order.drop()
 
     def __deepcopy__(self, memo: dict) -> GatherOrders:
@@ -339,4 +341,4 @@ class GatherOrders:
         # Unpickling must not run the collective that prefetching in a thread needs, which asks all
         # ranks for spare cores. So an order with a thread is unpickled as one without prefetching.
         by_messages = self._sending.group_bytes > 0
-        return GatherOrders, (self._sending if by_messages else none_ahead(),)
+        return GatherOrders, (self._sending if by_messages else no_prefetch(),)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from mirrored.background import has_spare_cores
-from mirrored.transports.default import current, put_around
+from mirrored.transports.default import current, wrap_current
 from mirrored.transports.ordered import Ordered
 
-from ...movement.coded import begin_gathers, gather_each, start_each
+from ...movement.coded import begin_gathers, gather_each, start_gathers
 from ...movement.coders import Coder
 from ...movement.several import Route
 from ...movement.speeds import start_bytes
@@ -36,8 +36,8 @@ from ...spec import Placement, TensorSpec
 Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
 
 
-class _Off:
-    """Switches that ``switched_off`` sets: True where prefetching must not be used.
+class _Switches:
+    """Switches that ``prefetch_off`` sets: True where prefetching must not be used.
 
     Attributes:
         threads: for prefetching in a thread.
@@ -47,25 +47,25 @@ class _Off:
     threads = messages = False
 
 
-off = _Off()
+switches = _Switches()
 
 # Prefetches are grouped until sending takes this many times as long as starting one communication.
-_WORTH = 4
+_GROUP_FACTOR = 4
 
 
 @contextmanager
-def switched_off(messages: bool = True) -> Iterator[None]:
+def prefetch_off(messages: bool = True) -> Iterator[None]:
     """Switch off prefetching inside the context: in threads always, by messages if ``messages``.
 
     Recording a step uses it: a mode of this thread, such as a dispatch mode, would not see the ops
     of another thread.
     """
-    before = off.threads, off.messages
-    off.threads, off.messages = True, messages
+    previous = switches.threads, switches.messages
+    switches.threads, switches.messages = True, messages
     try:
         yield
     finally:
-        off.threads, off.messages = before
+        switches.threads, switches.messages = previous
 
 
 @dataclass(frozen=True)
@@ -82,42 +82,42 @@ class Sending:
     group_bytes: int
 
 
-def is_possible_on(placement: Placement) -> bool:
+def can_prefetch_on(placement: Placement) -> bool:
     """Return whether this rank is in ``placement`` and can prefetch parameters while it computes.
 
     The first call is a collective of the placement's ranks, whose result is kept.
     """
-    return travel(placement) or _have_cores(placement)
+    return can_send_while_computing(placement) or _has_spare_core(placement)
 
 
-def way_on(placement: Placement) -> Sending | None:
+def sending_on(placement: Placement) -> Sending | None:
     """Return how a module on ``placement`` prefetches parameters; None if this rank cannot.
 
     By messages if they are sent while the rank computes, or else in a thread if there are spare
     cores. The first call is a collective of the placement's ranks.
     """
-    if travel(placement):
+    if can_send_while_computing(placement):
         return by_messages()
-    if not _have_cores(placement):
+    if not _has_spare_core(placement):
         return None
     transport = current()
     if not isinstance(transport, Ordered):
-        transport = put_around(Ordered)
+        transport = wrap_current(Ordered)
     assert isinstance(transport, Ordered)
-    return Sending(partial(_in_a_thread, transport), 0)
+    return Sending(partial(_start_in_thread, transport), 0)
 
 
 def by_messages() -> Sending:
     """Return the ``Sending`` by which messages prefetch parameters while this rank computes."""
-    return Sending(_by_messages, _WORTH * start_bytes("cpu"))
+    return Sending(_by_messages, _GROUP_FACTOR * start_bytes("cpu"))
 
 
-def none_ahead() -> Sending:
+def no_prefetch() -> Sending:
     """Return a ``Sending`` with which nothing is prefetched, for a module that was unpickled."""
     return Sending(_by_messages, -1)
 
 
-def travel(placement: Placement) -> bool:
+def can_send_while_computing(placement: Placement) -> bool:
     """Return whether this rank, in ``placement``, can compute while its messages are being sent.
 
     The first call is a collective of the placement's ranks.
@@ -125,7 +125,7 @@ def travel(placement: Placement) -> bool:
     return _is_inside(placement) and current().overlaps(_ranks(placement), placement.type)
 
 
-def _have_cores(placement: Placement) -> bool:
+def _has_spare_core(placement: Placement) -> bool:
     """Return whether this rank is in ``placement`` and has a spare core for a thread."""
     return _is_inside(placement) and has_spare_cores(_ranks(placement))
 
@@ -140,19 +140,19 @@ def _ranks(placement: Placement) -> tuple[int, ...]:
 
 def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
     """Start to gather parameters by messages; return a function that waits for the values."""
-    xs, routes, coders = _taken_apart(wanted)
+    xs, routes, coders = _unzip_wanted(wanted)
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-        return start_each(xs, routes, coders).wait
+        return start_gathers(xs, routes, coders).wait
 
 
-def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
+def _start_in_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
     """Start to gather parameters in a thread; return a function that waits for the values."""
-    shards, routes, coders = _taken_apart(wanted)
+    shards, routes, coders = _unzip_wanted(wanted)
     xs = begin_gathers(shards, routes, coders)
     return transport.submit(gather_each, xs, routes, coders, True).result
 
 
-def _taken_apart(wanted: list[Wanted]) -> tuple[list[Tensor], list[Route], list[Coder | None]]:
+def _unzip_wanted(wanted: list[Wanted]) -> tuple[list[Tensor], list[Route], list[Coder | None]]:
     """Return the shards, the routes (spec, spec to gather to) and the codecs of parameters."""
     routes = [(src, dst) for _, src, dst, _ in wanted]
     return [x for x, *_ in wanted], routes, [coder for *_, coder in wanted]

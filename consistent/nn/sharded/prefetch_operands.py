@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...autograd.backward import passes
+from ...autograd.backward import count_passes
 from ...dispatch.plans.shards import HookOff, is_global, plain
 from ...movement.several import Route
 from ...spec import TensorSpec
 from ...spec.tracer import Tracer
 from ..plan import Plan
-from .order import Ahead, GatherOrders, find
+from .order import GatherOrder, GatherOrders, take_prefetched
 from .prefetch import Wanted, by_messages
 
 _PLACE = "_consistent_place"
@@ -33,7 +33,7 @@ _PLACE = "_consistent_place"
 _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
-class _Orders(GatherOrders):
+class _OperandOrders(GatherOrders):
     """Gather orders of the parameters that ops gather themselves.
 
     No hook tells where a forward begins, so its order restarts at the first op after a backward.
@@ -41,17 +41,17 @@ class _Orders(GatherOrders):
 
     def __init__(self) -> None:
         super().__init__(by_messages())
-        self._passes = -1
+        self._passes_at_start = -1
 
-    def in_forward(self) -> Ahead:
-        order = super().in_forward()
-        if order is self.forward and self._passes != passes():
-            self._passes = passes()
+    def current_order(self) -> GatherOrder:
+        order = super().current_order()
+        if order is self.forward and self._passes_at_start != count_passes():
+            self._passes_at_start = count_passes()
             order.restart()
         return order
 
 
-class _Place:
+class _ParameterPlace:
     """Where a parameter is in a module, stored with the parameter for prefetching.
 
     Args:
@@ -62,33 +62,33 @@ class _Place:
     def __init__(self, orders: GatherOrders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key
 
-    def __deepcopy__(self, memo: dict) -> _Place | None:
+    def __deepcopy__(self, memo: dict) -> _ParameterPlace | None:
         owner = memo.get(id(self.owner))
         if owner is None:  # the parameter is copied without its module
             return None
-        return _Place(memo.setdefault(id(self.orders), _Orders()), owner, self.key)
+        return _ParameterPlace(memo.setdefault(id(self.orders), _OperandOrders()), owner, self.key)
 
     def __reduce__(self) -> Any:
         return (type(None), ())
 
 
-def install_ahead(module: nn.Module, plan: Plan) -> None:
+def install_operand_prefetch(module: nn.Module, plan: Plan) -> None:
     """Make ops in ``module`` prefetch the parameters that the next op is expected to gather.
 
     Only parameters that are used in their stored, split layout are concerned, since modules gather
     the others (``install_use``).
     """
-    orders = _Orders()
+    orders = _OperandOrders()
     for name, param in module.named_parameters(remove_duplicate=False):
         layouts = plan.layouts(name)
         if not is_global(param) or layouts is None or layouts.use != layouts.sbp:
             continue
         if any(entry.is_split for entry in layouts.sbp):
             path, _, key = name.rpartition(".")
-            setattr(param, _PLACE, _Place(orders, module.get_submodule(path), key))
+            setattr(param, _PLACE, _ParameterPlace(orders, module.get_submodule(path), key))
 
 
-def drop_ahead(module: nn.Module) -> None:
+def drop_operand_prefetches(module: nn.Module) -> None:
     """Wait for prefetches of the parameters of ``module``, and drop their results."""
     places = [param.__dict__.get(_PLACE) for param in module.parameters()]
     for orders in dict.fromkeys(place.orders for place in places if place is not None):
@@ -96,12 +96,12 @@ def drop_ahead(module: nn.Module) -> None:
 
 
 def forget_place(param: Any) -> None:
-    """Undo ``install_ahead`` for one parameter."""
+    """Undo ``install_operand_prefetch`` for one parameter."""
     param.__dict__.pop(_PLACE, None)
 
 
-def _ahead(
-    given: Sequence[Any], routes: Sequence[Route]
+def _take_prefetched(
+    operands: Sequence[Any], routes: Sequence[Route]
 ) -> tuple[list[Tensor | None], Callable[[], None]]:
     """Return the prefetched values of an op's operands, and a function that prefetches the next.
 
@@ -109,40 +109,40 @@ def _ahead(
     None.
 
     Args:
-        given: the operands that the op gathers.
+        operands: the operands that the op gathers.
         routes: (stored spec, spec to gather to) of each.
     """
-    places = [x.__dict__.get(_PLACE) for x in given]
+    places = [x.__dict__.get(_PLACE) for x in operands]
     key: _Key = tuple(
         (place.owner, place.key, dst)
-        for x, place, (_, dst) in zip(given, places, routes, strict=True)
+        for x, place, (_, dst) in zip(operands, places, routes, strict=True)
         if place is not None and place.owner._parameters.get(place.key) is x
     )
     if not key:
-        return [None] * len(given), _nothing
-    order = next(place.orders for place in places if place is not None).in_forward()
-    coming = order.arrived(key)
+        return [None] * len(operands), _do_nothing
+    order = next(place.orders for place in places if place is not None).current_order()
+    prefetch = order.record_gather(key)
     with torch.no_grad(), HookOff():
-        found = [
-            None if place is None else find(coming, plain(x).detach(), dst)
-            for x, place, (_, dst) in zip(given, places, routes, strict=True)
+        values = [
+            None if place is None else take_prefetched(prefetch, plain(x).detach(), dst)
+            for x, place, (_, dst) in zip(operands, places, routes, strict=True)
         ]
-    return found, partial(order.go_on, key, _wanted)
+    return values, partial(order.prefetch_next, key, _wanted_of)
 
 
-def _wanted(key: _Key) -> list[Wanted]:
+def _wanted_of(key: _Key) -> list[Wanted]:
     """Return the shards and specs of the parameters of ``key``, to start their prefetch."""
-    found = []
+    parameters = []
     with torch.no_grad(), HookOff():
         for owner, name, dst in key:
             param: Any = owner._parameters.get(name)
             if is_global(param) and param._spec.with_sbp(dst.sbp) is dst:
-                found.append((plain(param).detach(), param._spec, dst, None))
-    return found
+                parameters.append((plain(param).detach(), param._spec, dst, None))
+    return parameters
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-Tracer(handle_ahead=_ahead).always()
+Tracer(handle_ahead=_take_prefetched).install()

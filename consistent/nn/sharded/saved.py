@@ -29,17 +29,19 @@ from torch import Tensor
 
 from ...dispatch.plans.shards import HookOff, attach, is_global, plain
 from ...movement.run import run
-from ...movement.sparse_parts import is_sparse, parts_of
+from ...movement.sparse_parts import is_sparse, tensors_of_sparse
 from ...movement.world import my_coordinate
 from ...spec import TensorSpec
 from ...spec.tracer import Tracer
-from .again import GatheredAgain, modified
+from .again import GatheredAgain, modified_error
 from .order import GatherUnit, ToGather
 
 _autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
 
 # Autograd nodes of ops that return a view of the whole storage.
-_VIEWS = frozenset(f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Alias"))
+_VIEW_NODES = frozenset(
+    f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Alias")
+)
 
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
@@ -50,26 +52,28 @@ class Gathering(GatheredAgain):
     After forward, ``GatheredAgain``, its base, gathers it again for backward.
 
     Args:
-        given: the parameter, with its spec in forward and its codecs.
+        item: the parameter, with its spec in forward and its codecs.
         seen: the gathered values, a global tensor that forward sees as the parameter.
         unit: the parameters with which it is gathered.
         position: its position among them.
     """
 
-    __slots__ = ("param", "seen", "writes", "storage", "aliases", "oldest")
+    __slots__ = ("param", "seen", "writes", "storage", "aliases", "first_saved_version")
 
-    def __init__(self, given: ToGather, seen: Any, unit: GatherUnit, position: int) -> None:
-        self.param: Any = given.param  # None after release, like `seen`
+    def __init__(self, item: ToGather, seen: Any, unit: GatherUnit, position: int) -> None:
+        self.param: Any = item.param  # None after release, like `seen`
         self.seen: Any = seen
-        self.src, self.dst, self.coder = given.param._spec, given.dst, given.coder
+        self.src, self.dst, self.coder = item.param._spec, item.dst, item.coder
         self.orders, self.key = unit.orders, (unit, position)
         with HookOff():
-            self.local = Tensor.detach(given.param)
+            self.local = Tensor.detach(item.param)
             self.whole = Tensor.detach(seen) if position in unit.opens_backward else None
-            self.storage = _storage_of(seen)
+            self.storage = _storage_id(seen)
         self.version, self.writes = self.local._version, seen._version
-        self.views = self.taken = 0
-        self.oldest: int | None = None  # version of the gathered values at the first saved view
+        self.views = self.taken_views = 0
+        self.first_saved_version: int | None = (
+            None  # version of the gathered values at the first saved view
+        )
         self.aliases: list[Any] = []
         _thread.aliases[self.storage] = self.aliases
 
@@ -83,10 +87,10 @@ class Gathering(GatheredAgain):
         if seen._version == self.writes and not any(alias._version for alias in self.aliases):
             return
         with torch.no_grad(), HookOff():
-            mine = run(plain(seen).detach(), seen._spec, param._spec)
-            plain(param).detach().copy_(mine)
+            own_part = run(plain(seen).detach(), seen._spec, param._spec)
+            plain(param).detach().copy_(own_part)
         # If no write came after a saved view, backward may gather the new values without an error.
-        if self.oldest is None or self.oldest == seen._version:
+        if self.first_saved_version is None or self.first_saved_version == seen._version:
             self.version = self.local._version
 
     def dst_bytes(self, dtype: torch.dtype) -> int:
@@ -98,50 +102,50 @@ class Gathering(GatheredAgain):
 # -- writes ----------------------------------------------------------------------------------------
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         # Storage of gathered values -> their aliases made by `.data`, which have version counters
         # of their own.
         self.aliases: dict[int, list[Any]] = {}
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
-def _watch(alias: Any) -> None:
+def _track_alias(alias: Any) -> None:
     """Note an alias of gathered values that a program has made by ``x.data``."""
     # Called for each `x.data`, since a write to it does not raise the version counter of `x`.
     if _thread.aliases:
-        found = _thread.aliases.get(_storage_of(plain(alias)))
-        if found is not None:
-            found.append(alias)
+        aliases = _thread.aliases.get(_storage_id(plain(alias)))
+        if aliases is not None:
+            aliases.append(alias)
 
 
-Tracer(on_data=_watch).always()
+Tracer(on_data=_track_alias).install()
 
 
-def _storage_of(x: Tensor) -> int:
+def _storage_id(x: Tensor) -> int:
     """Return an identifier of the storage of ``x``, valid as long as a tensor with it is alive."""
     with HookOff():
-        held = parts_of(x)[-1] if is_sparse(x) else x
-        return held.untyped_storage()._cdata
+        values = tensors_of_sparse(x)[-1] if is_sparse(x) else x
+        return values.untyped_storage()._cdata
 
 
-def release(gathered: Iterable[Gathering]) -> None:
+def release_all(gathered: Iterable[Gathering]) -> None:
     """Drop the values of all of ``gathered``, after copying forward's writes to the parameters.
 
     New aliases of the values are no longer tracked, since other tensors may reuse their storage.
     """
-    for each in gathered:
-        _thread.aliases.pop(each.storage, None)
-    for each in gathered:
-        each.release()
+    for gathering in gathered:
+        _thread.aliases.pop(gathering.storage, None)
+    for gathering in gathered:
+        gathering.release()
 
 
 # -- saved views -----------------------------------------------------------------------------------
 
 
-class _View(NamedTuple):
+class _SavedView(NamedTuple):
     """What autograd saves for a view of gathered values: how to make the view again.
 
     The view may also be one of a copy of the values in ``dtype``, as autocast makes it.
@@ -160,15 +164,15 @@ class _View(NamedTuple):
     dtype: torch.dtype
     spec: TensorSpec | None
 
-    def taken(self) -> Tensor:
+    def unpack(self) -> Tensor:
         """Gather the values again, and return the view of them."""
         with HookOff():
-            whole = self.source.take().to(self.dtype)
+            whole = self.source.gather().to(self.dtype)
             view = whole.as_strided(self.size, self.stride, self.offset)
             return view if self.spec is None else attach(view, self.spec)
 
 
-class _Alias(NamedTuple):
+class _SavedTensor(NamedTuple):
     """What autograd saves for any other tensor: the tensor itself, with its version.
 
     Torch does not check the version of saved tensors if hooks are in use, so it is checked here.
@@ -178,11 +182,11 @@ class _Alias(NamedTuple):
     version: int
     spec: TensorSpec | None
 
-    def taken(self) -> Tensor:
+    def unpack(self) -> Tensor:
         """Return the tensor; raise as torch does if it was written to since."""
         value = self.value
         if value._version != self.version:
-            raise modified(value.shape, value._version, self.version)
+            raise modified_error(value.shape, value._version, self.version)
         if self.spec is None:
             return value
         with HookOff():
@@ -192,8 +196,8 @@ class _Alias(NamedTuple):
 class SavedShards:
     """Pair of saved-tensor hooks (``pack``, ``unpack``) by which autograd saves no gathered values.
 
-    In use from ``enter`` to ``leave``. Views of the gathered values that it knows (``add``) are
-    saved as ``_View``, without values.
+    In use from ``enter_hooks`` to ``leave_hooks``. Views of the gathered values that it knows
+    (``add``) are saved as ``_SavedView``, without values.
 
     Args:
         below: the pair of hooks that was innermost before; None if there was none.
@@ -202,10 +206,10 @@ class SavedShards:
     def __init__(self, below: _Hooks | None) -> None:
         self.below = below
         self.depth = 0
-        self.known: dict[int, Gathering] = {}  # by the storage of the gathered values
+        self.by_storage: dict[int, Gathering] = {}  # by the storage of the gathered values
         # (node, output number) of the gathered values in the graph -> (gathering, gathered values,
         # their version).
-        self.made: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
+        self.by_graph_node: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
 
     def add(self, gathered: Iterable[Gathering]) -> None:
         """Register gathered values, so that the hooks save views of them without their values."""
@@ -214,73 +218,85 @@ class SavedShards:
                 whole = source.seen
                 if not source.dst.numel or whole.is_meta or is_sparse(whole):
                     continue
-                self.known[source.storage] = source
+                self.by_storage[source.storage] = source
                 if whole.grad_fn is not None:
-                    self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
+                    self.by_graph_node[whole.grad_fn, whole.output_nr] = (
+                        source,
+                        whole,
+                        whole._version,
+                    )
 
     def drop(self, gathered: Sequence[Gathering]) -> None:
         """Forget the values of ``gathered``, since other tensors may reuse their storage."""
-        for each in gathered:
-            source = self.known.pop(each.storage, None)
-            for key in [key for key, (made, *_) in self.made.items() if made is source]:
-                del self.made[key]
+        for gathering in gathered:
+            source = self.by_storage.pop(gathering.storage, None)
+            for key in [key for key, (made, *_) in self.by_graph_node.items() if made is source]:
+                del self.by_graph_node[key]
 
     def pack(self, x: Tensor) -> Any:
         """Return what autograd saves for the tensor ``x`` (the first of the hooks)."""
         with HookOff():
             spec: TensorSpec | None = x._spec if is_global(x) else None  # type: ignore[attr-defined]
             if x.layout is torch.strided and not x.is_meta:
-                source = self.known.get(x.untyped_storage()._cdata)
+                source = self.by_storage.get(x.untyped_storage()._cdata)
                 if source is not None and x.dtype is source.dst.dtype and not _is_lazy(x):
-                    source.oldest = x._version if source.oldest is None else source.oldest
+                    source.first_saved_version = (
+                        x._version
+                        if source.first_saved_version is None
+                        else source.first_saved_version
+                    )
                 else:
-                    source = self._cast(x)
+                    source = self._source_of_cast(x)
                 if source is not None:
                     source.views += 1
                     size, stride = tuple(x.size()), x.stride()
-                    return _View(source, size, stride, int(x.storage_offset()), x.dtype, spec)
+                    return _SavedView(source, size, stride, int(x.storage_offset()), x.dtype, spec)
             if self.below is None:
-                return _Alias(x.detach(), x._version, spec)
+                return _SavedTensor(x.detach(), x._version, spec)
         return self.below[0](x)
 
-    def _cast(self, x: Tensor) -> Gathering | None:
+    def _source_of_cast(self, x: Tensor) -> Gathering | None:
         """Return the gathered parameter of which ``x`` is a copy in another dtype, as by autocast.
 
         ``x`` may also be a view of such a copy. None if it is neither.
         """
         node = x.grad_fn
-        while node is not None and node.name() in _VIEWS:
+        while node is not None and node.name() in _VIEW_NODES:
             node = node.next_functions[0][0]
         if node is None or node.name() != "ToCopyBackward0" or x._version or _is_lazy(x):
             return None
-        source, whole, writes = self.made.get(node.next_functions[0], (None, x, 0))
+        source, whole, writes = self.by_graph_node.get(node.next_functions[0], (None, x, 0))
         if source is None or x.untyped_storage().nbytes() != source.dst_bytes(x.dtype):
             return None
         if whole._version != writes:
             return None  # forward has written to them since, so the copy may have older values
-        source.oldest = writes if source.oldest is None else source.oldest
+        source.first_saved_version = (
+            writes if source.first_saved_version is None else source.first_saved_version
+        )
         return source
 
-    def unpack(self, kept: Any) -> Tensor:
-        """Return the tensor for which ``pack`` returned ``kept`` (the second of the hooks)."""
-        if kept.__class__ is _View or kept.__class__ is _Alias:
-            return kept.taken()
+    def unpack(self, packed: Any) -> Tensor:
+        """Return the tensor for which ``pack`` returned ``packed`` (the second of the hooks)."""
+        if packed.__class__ is _SavedView or packed.__class__ is _SavedTensor:
+            return packed.unpack()
         assert self.below is not None
-        return self.below[1](kept)
+        return self.below[1](packed)
 
 
 # () -> the innermost saved-tensor hooks in use; None if there are none.
-innermost: Callable[[], _Hooks | None] = partial(_autograd._top_saved_tensors_default_hooks, False)
+innermost_hooks: Callable[[], _Hooks | None] = partial(
+    _autograd._top_saved_tensors_default_hooks, False
+)
 
 
-def others_in_use() -> bool:
+def other_hooks_in_use() -> bool:
     """Return whether saved-tensor hooks of other code are in use, such as those of a checkpoint."""
-    top = innermost()
+    top = innermost_hooks()
     hooks = None if top is None else getattr(top[0], "__self__", None)
     return top is not None and not (isinstance(hooks, SavedShards) and hooks.below is None)
 
 
-def enter(gathered: Sequence[Gathering]) -> SavedShards:
+def enter_hooks(gathered: Sequence[Gathering]) -> SavedShards:
     """Use ``SavedShards`` hooks for what forward does next, and return them.
 
     Those on top of torch's stack are used again; otherwise new ones are pushed.
@@ -288,18 +304,18 @@ def enter(gathered: Sequence[Gathering]) -> SavedShards:
     Args:
         gathered: the gathered parameters, of which autograd is to save views without values.
     """
-    top = innermost()
-    found = None if top is None else getattr(top[0], "__self__", None)
-    if not isinstance(found, SavedShards):
-        found = SavedShards(top)
-        _autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
-    found.depth += 1
-    found.add(gathered)
-    return found
+    top = innermost_hooks()
+    hooks = None if top is None else getattr(top[0], "__self__", None)
+    if not isinstance(hooks, SavedShards):
+        hooks = SavedShards(top)
+        _autograd._push_saved_tensors_default_hooks(hooks.pack, hooks.unpack)
+    hooks.depth += 1
+    hooks.add(gathered)
+    return hooks
 
 
-def leave(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
-    """Undo ``enter`` for the parameters ``gathered``; the last one pops the hooks."""
+def leave_hooks(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
+    """Undo ``enter_hooks`` for the parameters ``gathered``; the last one pops the hooks."""
     hooks.drop(gathered)
     hooks.depth -= 1
     if not hooks.depth:

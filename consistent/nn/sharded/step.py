@@ -28,7 +28,7 @@ from ...boxing.plan import plan as plan_boxing
 from ...boxing.steps import Move
 from ...dispatch import _C
 from ...dispatch.plans import gradients
-from ...dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain, rebox
+from ...dispatch.plans.shards import HookOff, attach, is_global, plain, rebox, replace_shard
 from ...movement.run import run
 from ...movement.several import run_several
 from ...movement.world import my_coordinate
@@ -38,7 +38,7 @@ from ...tensor.storage import memory
 from ...tensor.storage.step_layout import (
     forget_step_layout,
     has_step_layout,
-    lay_step,
+    set_step_layout,
     step_spec,
 )
 from ..plan import Plan
@@ -58,13 +58,13 @@ def install_step(module: nn.Module, plan: Plan) -> None:
         if layouts is None or not is_global(param):
             continue
         if layouts.grad != layouts.sbp:
-            gradients.lay_gradient(param, layouts.grad)
+            gradients.set_gradient_layout(param, layouts.grad)
         if layouts.step != layouts.sbp:
-            lay_step(param, layouts.step)
-            install_hooks()
+            set_step_layout(param, layouts.step)
+            install_step_hooks()
 
 
-def forget_step(param: Any) -> None:
+def uninstall_step(param: Any) -> None:
     """Undo ``install_step`` for ``param``, so that it steps in its stored layout."""
     forget_step_layout(param)
     gradients.forget_gradient_layout(param)
@@ -79,30 +79,32 @@ _ON_OPTIMIZER_STEP = callbacks("on_optimizer_step")
 
 
 @cache
-def install_hooks() -> None:
+def install_step_hooks() -> None:
     """Install torch's hooks around the steps of all optimizers, once.
 
     They bring parameters to the layouts of the step, and back.
     """
-    register_optimizer_step_pre_hook(_before)
-    register_optimizer_step_post_hook(_after)
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
 
 
-def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """Bring parameters to the layouts of the step (pre-hook), and wrap a closure among ``args``."""
     if torch.compiler.is_compiling():
         return None
-    # First: a callback may apply ``matrix_step``, whose parameters ``_of`` leaves out.
+    # First: a callback may apply ``matrix_step``, whose parameters ``_params_to_lay_out`` skips.
     for notify in _ON_OPTIMIZER_STEP:
         notify(optimizer)
-    if not _concerns(optimizer):
+    if not _has_params_to_lay_out(optimizer):
         return None
-    enter(optimizer)
-    return around_closure(args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer))
+    enter_step_layouts(optimizer)
+    return wrap_closure(
+        args, kwargs, lambda: leave_step_layouts(optimizer), lambda: enter_step_layouts(optimizer)
+    )
 
 
-def around_closure(
-    args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
+def wrap_closure(
+    args: tuple, kwargs: dict, before: Callable[[], None], after: Callable[[], None]
 ) -> tuple[tuple, dict] | None:
     """Wrap the closure among the arguments of an optimizer's ``step``, which computes a loss.
 
@@ -111,49 +113,51 @@ def around_closure(
 
     Args:
         args, kwargs: the arguments of the optimizer's ``step``.
-        out: is called before the closure, to leave the layouts of the step.
-        back: is called after the closure, to enter them again.
+        before: is called before the closure, to leave the layouts of the step.
+        after: is called after the closure, to enter them again.
 
     Returns:
         the new arguments; None if there is no closure.
     """
 
-    def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
+    def wrapped(closure: Callable[[], Any]) -> Callable[[], Any]:
         @wraps(closure)
         def run_closure() -> Any:
-            out()
+            before()
             loss = closure()
-            back()
+            after()
             return loss
 
         return run_closure
 
     if len(args) > 1 and callable(args[1]):
-        return (args[0], outside(args[1]), *args[2:]), kwargs
+        return (args[0], wrapped(args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": outside(kwargs["closure"])}
+        return args, {**kwargs, "closure": wrapped(kwargs["closure"])}
     return None
 
 
-def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    if _concerns(optimizer):
-        leave(optimizer)
+def _after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    if _has_params_to_lay_out(optimizer):
+        leave_step_layouts(optimizer)
 
 
-def _concerns(optimizer: Any) -> bool:
+def _has_params_to_lay_out(optimizer: Any) -> bool:
     """Return whether an optimizer has parameters whose layout or dtype changes for its step."""
     # Only steps without global tensors are compiled, and Dynamo would trace the code below.
-    return not torch.compiler.is_compiling() and any(True for _ in _of(optimizer))
+    return not torch.compiler.is_compiling() and any(True for _ in _params_to_lay_out(optimizer))
 
 
-def _of(optimizer: Any) -> Iterator[Any]:
+def _params_to_lay_out(optimizer: Any) -> Iterator[Any]:
     """Yield the parameters of an optimizer whose layout or dtype changes for its step.
 
     Those that one rank steps whole (``matrix_step``) are left out.
     """
     masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
-        if owners is not None and owners.takes(group):  # one rank steps each of them whole
+        if owners is not None and owners.is_stepped_whole(
+            group
+        ):  # one rank steps each of them whole
             continue
         for param in group["params"]:
             if is_global(param) and (has_step_layout(param) or masters is not None):
@@ -161,35 +165,35 @@ def _of(optimizer: Any) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def enter(optimizer: Any) -> None:
+def enter_step_layouts(optimizer: Any) -> None:
     """Bring the parameters of ``optimizer``, their gradients and state to the step's layouts.
 
     Called before a step. Replicated tensors are only sliced, so nothing is sent for them.
     """
     masters = optimizer.__dict__.get("_masters")
-    for param in _of(optimizer):
+    for param in _params_to_lay_out(optimizer):
         if "_in_step" not in param.__dict__:  # there already if an earlier step raised
-            param.__dict__["_in_step"] = _InStep(param, masters)
+            param.__dict__["_in_step"] = _ParameterInStep(param, masters)
         state = optimizer.state.get(param)
         if state:
-            _follow(state, param._spec)
+            _lay_out_state(state, param._spec)
 
 
 @torch.no_grad()
-def leave(optimizer: Any) -> None:
+def leave_step_layouts(optimizer: Any) -> None:
     """Bring the stepped parameters back to their stored layouts; called after a step.
 
     New values are gathered in as few messages as possible.
     """
-    found = [(param, param.__dict__.get("_in_step")) for param in _of(optimizer)]
-    inside = [(param, each) for param, each in found if each is not None]
-    gather_into([coming for param, each in inside for coming in each.coming(param)])
-    for param, each in inside:
+    steps = [(param, param.__dict__.get("_in_step")) for param in _params_to_lay_out(optimizer)]
+    under_way = [(param, step) for param, step in steps if step is not None]
+    gather_into([new_value for param, step in under_way for new_value in step.new_values(param)])
+    for param, step in under_way:
         del param.__dict__["_in_step"]
-        each.leave(param)
+        step.restore(param)
 
 
-class _Coming(NamedTuple):
+class _NewValue(NamedTuple):
     """A new value to be redistributed after a step.
 
     Attributes:
@@ -204,7 +208,7 @@ class _Coming(NamedTuple):
     dst: TensorSpec
 
 
-class _InStep:
+class _ParameterInStep:
     """A parameter during an optimizer step, with its shard, spec and gradient from before.
 
     Making an instance brings the parameter and its gradient to the layout of the step.
@@ -219,12 +223,12 @@ class _InStep:
         target = step_spec(param)
         self.whole = plain(param).detach()
         self.grad: Any = gradients.raw_grad(param)
-        self.part = _part(self.whole, self.spec, target)
+        self.part = _local_part(self.whole, self.spec, target)
         self.masters = masters
-        value = self.part if masters is None else masters.of(param, self.part, target)
+        value = self.part if masters is None else masters.copy_of(param, self.part, target)
         self.target = target if masters is None else target.with_dtype(value.dtype)
         if self.target is not self.spec:
-            memory.take_over(param, attach(value.view_as(value), self.target))
+            memory.take_over_memory(param, attach(value.view_as(value), self.target))
         self.step_grad = self._enter_grad(param)
         _C.watch_if_leaf(param)
 
@@ -236,69 +240,71 @@ class _InStep:
         grad = self.grad
         if grad is None or grad._spec is self.target:
             return grad
-        laid = self.target.with_dtype(grad.dtype)
+        grad_spec = self.target.with_dtype(grad.dtype)
         with HookOff():
             local = Tensor.detach(grad)
-        seen = _part(local, grad._spec, laid).to(self.target.dtype)
-        seen = attach(seen.detach() if seen.is_sparse else seen.view_as(seen), self.target)
-        gradients.set_raw_grad(param, seen)
-        self.version = seen._version
-        return seen
+        step_grad = _local_part(local, grad._spec, grad_spec).to(self.target.dtype)
+        step_grad = attach(
+            step_grad.detach() if step_grad.is_sparse else step_grad.view_as(step_grad), self.target
+        )
+        gradients.set_raw_grad(param, step_grad)
+        self.version = step_grad._version
+        return step_grad
 
-    def coming(self, param: Any) -> list[_Coming]:
+    def new_values(self, param: Any) -> list[_NewValue]:
         """Return the new value as a list of one, if it must be redistributed; otherwise ``[]``.
 
         It fills the memory that the parameter had before the step.
         """
         if param._spec is not self.target or self.target is self.spec:
             return []
-        value, laid = plain(param).detach(), self.target.with_dtype(self.spec.dtype)
+        value, new_spec = plain(param).detach(), self.target.with_dtype(self.spec.dtype)
         if value.dtype is not self.spec.dtype:
             self.part.copy_(value)
             value = self.part
-        return [] if laid is self.spec else [_Coming(self.whole, value, laid, self.spec)]
+        return [] if new_spec is self.spec else [_NewValue(self.whole, value, new_spec, self.spec)]
 
-    def leave(self, param: Any) -> None:
+    def restore(self, param: Any) -> None:
         """Restore the layouts of the parameter and its gradient from before the step."""
         if param._spec is not self.target:  # the layout was changed during the step
             return
         if self.target is not self.spec:
-            memory.take_over(param, attach(self.whole, self.spec))
+            memory.take_over_memory(param, attach(self.whole, self.spec))
         if self.masters is not None:
-            self.masters.keep(param)
-        seen = gradients.raw_grad(param)
-        if seen is self.step_grad and seen is not self.grad:
-            if seen._version == self.version or seen._spec.dtype is not self.grad._spec.dtype:
+            self.masters.mark_current(param)
+        grad = gradients.raw_grad(param)
+        if grad is self.step_grad and grad is not self.grad:
+            if grad._version == self.version or grad._spec.dtype is not self.grad._spec.dtype:
                 gradients.set_raw_grad(param, self.grad)
         _C.watch_if_leaf(param)
 
 
-def gather_into(coming: list[_Coming]) -> None:
+def gather_into(new_values: list[_NewValue]) -> None:
     """Redistribute each new value into its ``out``.
 
     Those whose ``out`` is contiguous travel together in few messages, the others one by one.
     """
-    alone = [each for each in coming if each.out.is_meta or not each.out.is_contiguous()]
-    together = [each for each in coming if not each.out.is_meta and each.out.is_contiguous()]
-    routes = [(each.src, each.dst) for each in together]
+    alone = [item for item in new_values if item.out.is_meta or not item.out.is_contiguous()]
+    together = [item for item in new_values if not item.out.is_meta and item.out.is_contiguous()]
+    routes = [(item.src, item.dst) for item in together]
     with HookOff():
-        run_several([each.value for each in together], routes, [each.out for each in together])
-        for each in together:  # transports write to memory without raising the version counter
-            torch.autograd.graph.increment_version(each.out)
-        for each in alone:
-            each.out.copy_(run(each.value, each.src, each.dst))
+        run_several([item.value for item in together], routes, [item.out for item in together])
+        for item in together:  # transports write to memory without raising the version counter
+            torch.autograd.graph.increment_version(item.out)
+        for item in alone:
+            item.out.copy_(run(item.value, item.src, item.dst))
 
 
-def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+def _local_part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """Return the local tensor under ``dst``, for one under ``src``.
 
     It is a view of ``local`` if that only needs a slice (B to S); otherwise it is redistributed.
     """
     if src is dst:
         return local
-    cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
-    cut = cut and not dst.layout.is_cut
-    if local.is_sparse or not cut:  # a slice of a sparse tensor is not a view
+    is_slice = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
+    is_slice = is_slice and not dst.layout.is_cut
+    if local.is_sparse or not is_slice:  # a slice of a sparse tensor is not a view
         return run(local, src, dst)
     at = my_coordinate(src.placement)
     (starts, _), (firsts, sizes) = src.region(at), dst.region(at)
@@ -307,7 +313,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     return local
 
 
-def _follow(state: dict, spec: TensorSpec) -> None:
+def _lay_out_state(state: dict, spec: TensorSpec) -> None:
     """Bring optimizer state of a parameter's shape to the layout of its step.
 
     State that was loaded from a checkpoint may have another layout.
@@ -318,6 +324,6 @@ def _follow(state: dict, spec: TensorSpec) -> None:
     """
     for value in state.values():
         if is_global(value) and value._spec.shape == spec.shape:
-            laid = spec.with_dtype(value.dtype)
-            if value._spec is not laid:
-                lay_anew(value, plain(rebox(value, laid, "optimizer state")), laid)
+            target = spec.with_dtype(value.dtype)
+            if value._spec is not target:
+                replace_shard(value, plain(rebox(value, target, "optimizer state")), target)

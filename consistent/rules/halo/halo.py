@@ -25,12 +25,12 @@ class Halo:
     outputs ``[first, end)``. A rank fetches those that are not in its own shard.
 
     Args:
-        place: the dim of the output that the input's dim becomes.
+        out_dim: the dim of the output that the input's dim becomes.
         ranges: (first, end) -> the ranges (start, end) of inputs that the outputs ``[first, end)``
             need; positions beyond the ends of the dim are padding.
     """
 
-    place: int
+    out_dim: int
     ranges: Callable[[int, int], Ranges]
 
 
@@ -40,20 +40,20 @@ def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
     Each rank fetches the inputs that its outputs need from other ranks. A dim is split only if
     every rank has an output and an input of its own, and if the op has a halo along it.
     """
-    x, made = call.operands[0], []
+    x, signatures = call.operands[0], []
     for d in dims:
-        found = halo_of(call, d)
-        if found is None:
+        halo = halo_of(call, d)
+        if halo is None:
             continue
-        out, size = call.outs[0].shape[found.place], x.spec.placement.size
+        out, size = call.outs[0].shape[halo.out_dim], x.spec.placement.size
         if min(out, x.shape[d]) >= size:
-            nbytes = fetched_bytes(x, d, out, found.ranges, parts)
-            outs = [S(found.place)] * len(call.outs)
-            made.append(call.make({0: S(d)}, outs, FORM, nbytes, by_size=True))
-    return made
+            nbytes = max_fetched_bytes(x, d, out, halo.ranges, parts)
+            outs = [S(halo.out_dim)] * len(call.outs)
+            signatures.append(call.signature({0: S(d)}, outs, FORM, nbytes, by_size=True))
+    return signatures
 
 
-def clipped(ranges: Ranges, n: int) -> Ranges:
+def clip_ranges(ranges: Ranges, n: int) -> Ranges:
     """Return the parts of ``ranges`` within ``[0, n)``, without the padding beyond the ends.
 
     ``[(-1, 3)]`` -> ``[(0, 3)]``. Empty ranges are left out.
@@ -62,17 +62,17 @@ def clipped(ranges: Ranges, n: int) -> Ranges:
     return [(a, b) for a, b in inside if a < b]
 
 
-def fetched_bytes(
+def max_fetched_bytes(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> int:
     """Return the most bytes that a rank fetches from others if ``parts`` ranks split ``m`` outputs.
 
     ``ranges`` are those of a ``Halo`` along dim ``d`` of ``x``.
     """
-    return max(fetched_by_rank(x, d, m, ranges, parts))
+    return max(fetched_bytes_by_rank(x, d, m, ranges, parts))
 
 
-def fetched_by_rank(
+def fetched_bytes_by_rank(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> list[int]:
     """Return the bytes that each of ``parts`` ranks fetches if they split ``m`` outputs.
@@ -80,15 +80,15 @@ def fetched_by_rank(
     A rank has its balanced piece of dim ``d`` of ``x``, and fetches what else its outputs need.
     ``ranges`` are those of a ``Halo`` along that dim.
     """
-    n, found = x.shape[d], []
+    n, nbytes_by_rank = x.shape[d], []
     for k in range(parts):
         start, size = piece(n, parts, k)
         first, count = piece(m, parts, k)
-        wanted = clipped(ranges(first, first + count), n)
-        own = clipped([(a - start, b - start) for a, b in wanted], size)
-        lacking = sum(b - a for a, b in wanted) - sum(b - a for a, b in own)
-        found.append(lacking * x.spec.nbytes // max(1, n))
-    return found
+        needed = clip_ranges(ranges(first, first + count), n)
+        own = clip_ranges([(a - start, b - start) for a, b in needed], size)
+        missing = sum(b - a for a, b in needed) - sum(b - a for a, b in own)
+        nbytes_by_rank.append(missing * x.spec.nbytes // max(1, n))
+    return nbytes_by_rank
 
 
 def halo_of(call: Call, d: int) -> Halo | None:
@@ -96,8 +96,8 @@ def halo_of(call: Call, d: int) -> Halo | None:
 
     None if they are not a few ranges of inputs: the dim is then not split by the form "halo".
     """
-    find = HALOS.get(call.name)
-    return None if find is None else find(call, d)
+    find_halo = HALOS.get(call.name)
+    return None if find_halo is None else find_halo(call, d)
 
 
 # Op name -> (call, dim) -> its halo.

@@ -17,12 +17,12 @@ import math
 from collections.abc import Sequence
 
 from ...spec import Runs, Split
-from ...spec.cut import DimCut, cut_of, joined
+from ...spec.cut import DimCut, cut_of, merge_runs
 
 Shape = Sequence[int]
 
 
-def viewed(
+def split_of_view(
     entry: Split, groups: list[tuple[range, range]], source: Shape, target: Shape, parts: int
 ) -> Split | None:
     """Return the split of a view of shape ``target`` whose operand is split as ``entry``.
@@ -31,7 +31,7 @@ def viewed(
 
     Args:
         entry: the operand's split, usually with a cut.
-        groups: pairs of ranges of dims of both shapes with equal products, see ``view.groups``.
+        groups: pairs of ranges of dims of both shapes with equal products, see ``view.dim_groups``.
         source: the operand's shape.
         target: the view's shape.
         parts: the number of ranks.
@@ -44,25 +44,29 @@ def viewed(
     before = math.prod(source[ins.start : entry.dim])
     after = math.prod(source[entry.dim + 1 : ins.stop])
     # Runs are compared in elements of the group: those of a dim occur once per index before it.
-    held = [_scaled(entry.runs(n, parts, k), after) for k in range(parts)]
+    operand_runs = [_scaled_runs(entry.runs(n, parts, k), after) for k in range(parts)]
     for o in outs:
         repeats = math.prod(target[outs.start : o])
         span = math.prod(target[o + 1 : outs.stop])
-        for made in _candidates(entry, n, after, span, before, repeats, target[o]):
-            if made.cut is None or made.cut.fault(target[o], parts) is None:
-                found = [_scaled(made.runs(target[o], parts, k), span) for k in range(parts)]
-                if _alike(held, n * after, before, found, target[o] * span, repeats):
-                    return Split(o, made.cut)
+        for candidate in _candidate_splits(entry, n, after, span, before, repeats, target[o]):
+            if candidate.cut is None or candidate.cut.invalid_reason(target[o], parts) is None:
+                view_runs = [
+                    _scaled_runs(candidate.runs(target[o], parts, k), span) for k in range(parts)
+                ]
+                if _cover_same_elements(
+                    operand_runs, n * after, before, view_runs, target[o] * span, repeats
+                ):
+                    return Split(o, candidate.cut)
     return None
 
 
-def _candidates(
+def _candidate_splits(
     entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
 ) -> list[Split]:
     """Return the splits of the view's dim, of ``m`` items, that may give ranks their elements.
 
-    ``viewed`` then checks which elements each split gives each rank. Only the cuts of the splits
-    matter; their dim is that of the operand.
+    ``split_of_view`` then checks which elements each split gives each rank. Only the cuts of the
+    splits matter; their dim is that of the operand.
 
     Args:
         entry: the operand's split, of a dim of ``n`` items.
@@ -72,26 +76,32 @@ def _candidates(
     if m == 0:
         return []
     cut = entry.cut or DimCut(None, False, None, None)
-    blocks, sizes, of = (_times(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
-    length = _times(n, after, span)
-    ways: list[object] = [None, of]  # values of ``of=``; the shortest text comes first
+    blocks, sizes, of = (_rescaled_count(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
+    length = _rescaled_count(n, after, span)
+    of_values: list[object] = [None, of]  # values of ``of=``; the shortest text comes first
     if isinstance(length, int) and before != repeats:
-        ways.append(length)
+        of_values.append(length)
         if isinstance(of, tuple):
-            ways += [of * (before // repeats)] if before % repeats == 0 else []
-            ways += [of[: len(of) * before // repeats]] if repeats % before == 0 else []
+            of_values += [of * (before // repeats)] if before % repeats == 0 else []
+            of_values += [of[: len(of) * before // repeats]] if repeats % before == 0 else []
     kind = "zigzag" if cut.zigzag else None
-    made = [cut_of(blocks, kind, sizes, way) for way in dict.fromkeys(ways) if _is_given(way)]
-    lost = (cut.blocks is not None and blocks is None) or (cut.sizes is not None and sizes is None)
-    return [] if lost else [Split(entry.dim, each) for each in made]
+    cuts = [
+        cut_of(blocks, kind, sizes, of_value)
+        for of_value in dict.fromkeys(of_values)
+        if _is_valid_of(of_value)
+    ]
+    is_lossy = (cut.blocks is not None and blocks is None) or (
+        cut.sizes is not None and sizes is None
+    )
+    return [] if is_lossy else [Split(entry.dim, new_cut) for new_cut in cuts]
 
 
-def _is_given(of: object) -> bool:
+def _is_valid_of(of: object) -> bool:
     """Return whether ``of`` is a value that ``S(d, of=...)`` takes: None, or positive sizes."""
     return of is None or (isinstance(of, int) and of > 0) or (isinstance(of, tuple) and len(of) > 0)
 
 
-def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
+def _rescaled_count(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
     """Return how many items of ``span`` elements make ``x`` items of ``after`` elements.
 
     3 items of 4 elements are 6 items of 2, and no whole number of items of 8: None. ``x`` may be a
@@ -100,17 +110,22 @@ def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
     if x is None:
         return None
     if isinstance(x, tuple):
-        found = [_times(each, after, span) for each in x]
-        return None if None in found else tuple(found)
+        counts = [_rescaled_count(count, after, span) for count in x]
+        return None if None in counts else tuple(counts)
     return x * after // span if x * after % span == 0 else None
 
 
-def _scaled(runs: Runs, by: int) -> Runs:
-    return tuple((start * by, size * by) for start, size in runs)
+def _scaled_runs(runs: Runs, factor: int) -> Runs:
+    return tuple((start * factor, size * factor) for start, size in runs)
 
 
-def _alike(
-    have: Sequence[Runs], length: int, times: int, made: Sequence[Runs], other: int, repeats: int
+def _cover_same_elements(
+    operand_runs: Sequence[Runs],
+    length: int,
+    times: int,
+    view_runs: Sequence[Runs],
+    view_length: int,
+    repeats: int,
 ) -> bool:
     """Return whether two lists of runs (start, size), one entry per rank, are the same elements.
 
@@ -119,16 +134,18 @@ def _alike(
             elements.
         made, other, repeats: in the same way those of the view.
     """
-    common = math.gcd(times, repeats)  # both sides repeat this often, so compare one repetition
+    # Both sides repeat this often, so one repetition is compared.
+    common_repeats = math.gcd(times, repeats)
     return all(
-        _repeated(a, length, times // common) == _repeated(b, other, repeats // common)
-        for a, b in zip(have, made, strict=True)
+        _repeated_runs(a, length, times // common_repeats)
+        == _repeated_runs(b, view_length, repeats // common_repeats)
+        for a, b in zip(operand_runs, view_runs, strict=True)
     )
 
 
-def _repeated(runs: Runs, length: int, times: int) -> Runs:
+def _repeated_runs(runs: Runs, length: int, times: int) -> Runs:
     """Return ``runs`` repeated ``times`` times, every ``length`` elements.
 
     Runs that touch are merged, so that equal elements have equal runs.
     """
-    return joined((start + k * length, size) for k in range(times) for start, size in runs)
+    return merge_runs((start + k * length, size) for k in range(times) for start, size in runs)

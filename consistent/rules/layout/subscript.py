@@ -38,7 +38,7 @@ class Item:
     step: int = 1
     tensor: Any = None
 
-    def within(self, low: int, n: int) -> tuple[slice, slice]:
+    def slices_in_shard(self, low: int, n: int) -> tuple[slice, slice]:
         """Return (slice of the shard that is selected, slice of the result that it becomes).
 
         The shard has ``n`` items of the dim, from ``low`` on. ``x[1:8:2]`` of items 4 to 7 selects
@@ -62,17 +62,17 @@ class Subscript:
 
     items: tuple[Item, ...]
 
-    def of(self, *kinds: str) -> list[Item]:
+    def of_kind(self, *kinds: str) -> list[Item]:
         """Return the items whose kind is one of ``kinds``."""
         return [item for item in self.items if item.kind in kinds]
 
     @property
     def tensors(self) -> list[Item]:
         """Items that are index tensors."""
-        return self.of("tensor")
+        return self.of_kind("tensor")
 
     @cached_property
-    def left(self) -> list[Item]:
+    def dims_after_ints(self) -> list[Item]:
         """Items that are dims after ints, slices and None are applied: all but the ints.
 
         Index tensors are then applied to these dims.
@@ -80,31 +80,33 @@ class Subscript:
         return [item for item in self.items if item.kind != "int"]
 
     @cached_property
-    def block(self) -> tuple[int, tuple[int, ...]]:
+    def index_block(self) -> tuple[int, tuple[int, ...]]:
         """(position, shape) of the dims that index tensors give in the output; (0, ()) without.
 
         Their common shape is one block of dims, in place of the first of them, or in front if other
         dims lie between them: ``x[:, i, j]`` -> (1, shape of i + j), ``x[i, :, j]`` -> (0, ...).
         """
-        at = [i for i, item in enumerate(self.left) if item.kind == "tensor"]
-        if not at:
+        positions = [i for i, item in enumerate(self.dims_after_ints) if item.kind == "tensor"]
+        if not positions:
             return 0, ()
         shape = torch.broadcast_shapes(*(index_shape(item.tensor) for item in self.tensors))
-        together = at[-1] - at[0] == len(at) - 1
-        return at[0] if together else 0, tuple(shape)
+        adjacent = positions[-1] - positions[0] == len(positions) - 1
+        return positions[0] if adjacent else 0, tuple(shape)
 
     @cached_property
-    def places(self) -> dict[int, int]:
+    def out_dims(self) -> dict[int, int]:
         """{dim of x: its position in the output} for the dims that slices or ``:`` keep.
 
         ``x[0, :, None, 1:3]`` gives ``{1: 0, 2: 2}``.
         """
-        place, shape = self.block
-        rest = [item for item in self.left if item.kind != "tensor"]
-        after = range(len(rest) + len(shape))
-        free = [p for p in after if not place <= p < place + len(shape)]
+        place, shape = self.index_block
+        kept_items = [item for item in self.dims_after_ints if item.kind != "tensor"]
+        output_dims = range(len(kept_items) + len(shape))
+        free = [p for p in output_dims if not place <= p < place + len(shape)]
         return {
-            item.dim: p for item, p in zip(rest, free, strict=True) if item.kind in ("all", "slice")
+            item.dim: p
+            for item, p in zip(kept_items, free, strict=True)
+            if item.kind in ("all", "slice")
         }
 
 
@@ -119,30 +121,32 @@ def subscript_of(call: Call) -> Subscript:
     ``select(x, 1, 0)`` is ``x[:, 0]``. It is kept in ``call.subscript``.
     """
     if call.subscript is None:
-        call.subscript = _read(call)
+        call.subscript = _parse_call(call)
     return call.subscript
 
 
-def _read(call: Call) -> Subscript:
+def _parse_call(call: Call) -> Subscript:
     x = call.operands[0]
     if call.name in ("getitem", "setitem"):
-        return parse(call.args[1], x.shape)
+        return parse_subscript(call.args[1], x.shape)
     if call.name in ("index", "index_put"):  # None stands for a dim as it is
-        given = call.get("indices")
-        return parse(tuple(slice(None) if entry is None else entry for entry in given), x.shape)
+        indices = call.get("indices")
+        return parse_subscript(
+            tuple(slice(None) if entry is None else entry for entry in indices), x.shape
+        )
     dim = call.dim("dim", 0)
     if call.name in ("select", "select_scatter"):
         entry: Any = call.get("index")
     elif call.name in ("narrow", "narrow_copy"):
-        start, length = _int(call.get("start")), _int(call.get("length"))
+        start, length = _as_int(call.get("start")), _as_int(call.get("length"))
         start += x.shape[dim] if start < 0 else 0
         entry = slice(start, start + length)
     else:
         entry = slice(call.get("start"), call.get("end"), call.get("step"))
-    return parse((slice(None),) * dim + (entry,), x.shape)
+    return parse_subscript((slice(None),) * dim + (entry,), x.shape)
 
 
-def parse(index: Any, shape: Sequence[int]) -> Subscript:
+def parse_subscript(index: Any, shape: Sequence[int]) -> Subscript:
     """Return the parsed subscript of a tensor of ``shape``.
 
     ``index`` is what stands in the brackets: ``(0, slice(1, 3))`` for ``x[0, 1:3]``.
@@ -154,31 +158,31 @@ def parse(index: Any, shape: Sequence[int]) -> Subscript:
     entries = list(index) if isinstance(index, tuple) else [index]
     if not any(entry is Ellipsis for entry in entries):
         entries.append(Ellipsis)
-    used = sum(entry is not None and entry is not Ellipsis for entry in entries)
-    if used > len(shape) or sum(entry is Ellipsis for entry in entries) > 1:
-        raise DoesNotFit(f"{used} entries for {len(shape)} dims")
+    entry_count = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if entry_count > len(shape) or sum(entry is Ellipsis for entry in entries) > 1:
+        raise DoesNotFit(f"{entry_count} entries for {len(shape)} dims")
     items: list[Item] = []
     dim = 0
     for entry in entries:
         if entry is None:
             items.append(Item("new"))
         elif entry is Ellipsis:
-            rest = len(shape) - used
-            items += [Item("all", d) for d in range(dim, dim + rest)]
-            dim += rest
+            unnamed_count = len(shape) - entry_count
+            items += [Item("all", d) for d in range(dim, dim + unnamed_count)]
+            dim += unnamed_count
         else:
-            items.append(_item(entry, dim, shape[dim]))
+            items.append(_parse_entry(entry, dim, shape[dim]))
             dim += 1
     return Subscript(tuple(items))
 
 
-def _item(entry: Any, dim: int, n: int) -> Item:
+def _parse_entry(entry: Any, dim: int, n: int) -> Item:
     if isinstance(entry, slice):
         bounds = (entry.start, entry.stop, entry.step)
-        read = slice(*(None if b is None else _int(b) for b in bounds))
-        if read.step is not None and read.step < 1:
+        bounded = slice(*(None if b is None else _as_int(b) for b in bounds))
+        if bounded.step is not None and bounded.step < 1:
             raise DoesNotFit("torch takes steps from 1 on")
-        start, stop, step = read.indices(n)
+        start, stop, step = bounded.indices(n)
         count = len(range(start, stop, step))
         if count == n and step == 1:
             return Item("all", dim)
@@ -188,14 +192,14 @@ def _item(entry: Any, dim: int, n: int) -> Item:
             raise DoesNotFit("a mask, or a number that only the data gives")
         return Item("tensor", dim, tensor=entry)
     if isinstance(entry, list):
-        return Item("tensor", dim, tensor=[_int(value) for value in entry])
-    at = _int(entry)
-    if not -n <= at < n:
-        raise DoesNotFit(f"index {at} is out of range for dim {dim} of size {n}")
-    return Item("int", dim, at % n, 1)
+        return Item("tensor", dim, tensor=[_as_int(value) for value in entry])
+    index = _as_int(entry)
+    if not -n <= index < n:
+        raise DoesNotFit(f"index {index} is out of range for dim {dim} of size {n}")
+    return Item("int", dim, index % n, 1)
 
 
-def _int(value: Any) -> int:
+def _as_int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise DoesNotFit(f"{type(value).__name__} is not an int")
     return int(value)

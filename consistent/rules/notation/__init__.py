@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from ..signature import Call, DoesNotFit, Signature
 from .derive import derive
 from .fit import Along, reduction_of, signatures_of
-from .given import HALVES, MEAN, NONE, SUM, Given
-from .holds import extreme_twins, split_results
+from .given import HALVES, MEAN, NONE, SUM, DerivationInput
+from .holds import extreme_variants, split_result_variants
 from .parse import parse
 from .rule import Rule
-from .sends import digit_counts_bytes, joined_bytes, result_bytes
-from .strides import moved, places, rearranged
+from .sends import digit_counts_bytes, join_bytes, result_bytes
+from .strides import kept_dim_positions, moved_split_signatures, view_signatures
 
 __all__ = [
     "HALVES",
@@ -28,22 +28,22 @@ __all__ = [
     "Along",
     "Rule",
     "digit_counts_bytes",
-    "extreme_twins",
-    "joined_bytes",
-    "moved",
-    "of_call",
+    "extreme_variants",
+    "join_bytes",
+    "kept_dim_positions",
+    "moved_split_signatures",
     "parse",
-    "places",
-    "rearranged",
     "reduction_of",
     "result_bytes",
     "signatures",
+    "signatures_by_text",
     "signatures_of",
-    "split_results",
+    "split_result_variants",
+    "view_signatures",
 ]
 
 
-def of_call(text: str, call: Call, parts: int) -> list[Signature]:
+def signatures_by_text(text: str, call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of ``call`` by the rule ``text``, which has its operands in order.
 
     It is for rules that depend on the call, such as that of einsum, on an axis of ``parts`` ranks.
@@ -69,8 +69,8 @@ def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, .
             f'rule "{rule}" names {len(rule.operands)} operands, and {count} are given'
         )
     pattern = tuple(tuple(1 if n == 1 else 2 for n in shape) for shape in shapes)
-    given = Given(
+    derivation_input = DerivationInput(
         tuple(range(count)), tuple(range(count)), pattern, (False,) * count,
         (True,) * len(rule.outs),
     )  # fmt: skip
-    return derive(rule, given).signatures
+    return derive(rule, derivation_input).signatures

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..halo.halo import with_halo
-from ..signature import Call, DoesNotFit, Operand, Signature, dims_given
+from ..signature import Call, DoesNotFit, Operand, Signature, as_dims
 from .derive import derive
-from .given import HALVES, MEAN, NONE, NUMBER, UNSAFE_NUMBER, Given, spell_given
+from .given import HALVES, MEAN, NONE, NUMBER, UNSAFE_NUMBER, DerivationInput, name_input_dims
 from .holds import (
-    adds_up,
-    extreme_twins,
-    has_parts,
-    is_whole,
+    extreme_variants,
+    has_no_empty_part,
+    is_integral,
     keeps_order,
-    monotone,
-    split_results,
-    with_bytes,
+    monotone_signatures,
+    passes_partial,
+    split_result_variants,
+    with_sent_bytes,
 )
 from .rule import REST, Condition, Pattern, Rule
-from .strides import moved
+from .strides import moved_split_signatures
 
 Along = str | Callable[[Call], Sequence[int] | None]
 
@@ -47,28 +47,40 @@ def signatures_of(
     Raises:
         DoesNotFit: none of the rules is for this call.
     """
-    rule, given = fit(rules, call, along)
-    derived = derive(rule, given)
-    dropped = derived.linear if derived.linear and not adds_up(rule, call) else ()
-    made = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
-    made = [with_bytes(s, rule, derived, call, parts) for s in made]
-    made = [s for s in made if has_parts(s, derived, call)]
+    rule, derivation_input = fit(rules, call, along)
+    derived = derive(rule, derivation_input)
+    dropped = (
+        derived.linear_signatures
+        if derived.linear_signatures and not passes_partial(rule, call)
+        else ()
+    )
+    signatures = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
+    signatures = [with_sent_bytes(s, rule, derived, call, parts) for s in signatures]
+    signatures = [s for s in signatures if has_no_empty_part(s, derived, call)]
     # In the order of signatures, as the order of a set differs from rank to rank.
-    joined = [s for s in derived.signatures if s in derived.joined]
-    joined = [with_bytes(s, rule, derived, call, parts) for s in joined]
-    made += [s for each in joined for s in split_results(each, call, parts)]
-    made += monotone(rule, call)
+    joined_signatures = [s for s in derived.signatures if s in derived.joined_signatures]
+    joined_signatures = [with_sent_bytes(s, rule, derived, call, parts) for s in joined_signatures]
+    signatures += [
+        s
+        for joined_signature in joined_signatures
+        for s in split_result_variants(joined_signature, call, parts)
+    ]
+    signatures += monotone_signatures(rule, call)
     if any(out.head == "view" for out in rule.outs):
-        made += moved(call, derived.whole)
+        signatures += moved_split_signatures(call, derived.unsplit_dims)
     if "moves" in rule.flags:
-        made += extreme_twins(made)
-    return made + with_halo(call, parts, derived.fetched) if derived.fetched else made
+        signatures += extreme_variants(signatures)
+    return (
+        signatures + with_halo(call, parts, derived.fetched_dims)
+        if derived.fetched_dims
+        else signatures
+    )
 
 
 # -- which rule, which operand ---------------------------------------------------------------------
 
 
-def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
+def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, DerivationInput]:
     """Return the first of ``rules`` that applies to ``call``, and the input of its derivation.
 
     A rule applies if its conditions ("if left") hold, and its patterns have the operands' numbers
@@ -79,41 +91,41 @@ def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
     """
     why = ""
     for rule in rules:
-        if not all(_holds(condition, call) for condition in rule.conditions):
+        if not all(_condition_holds(condition, call) for condition in rule.conditions):
             continue
         try:
-            given = _given(rule, call, along)
-            spell_given(rule, given)
+            derivation_input = _derivation_input(rule, call, along)
+            name_input_dims(rule, derivation_input)
         except DoesNotFit as error:
             why = str(error)
             continue
-        return rule, given
+        return rule, derivation_input
     raise DoesNotFit(f"{call.name}: {why or 'its arguments'}")
 
 
-def _holds(condition: Condition, call: Call) -> bool:
+def _condition_holds(condition: Condition, call: Call) -> bool:
     """Return whether a condition of a rule holds for ``call``: "if left", "unless reduce is prod".
 
     "if half" asks whether the result has a half-precision dtype.
     """
     if condition.argument == "half":
-        found = any(out.dtype in HALVES for out in call.outs[:1])
+        holds = any(out.dtype in HALVES for out in call.outs[:1])
     elif condition.value:
-        found = str(call.get(condition.argument)) == condition.value
+        holds = str(call.get(condition.argument)) == condition.value
     else:
         value = call.get(condition.argument)
-        found = isinstance(value, Operand) or bool(value)
-    return found is not condition.negated
+        holds = isinstance(value, Operand) or bool(value)
+    return holds is not condition.negated
 
 
-def _given(rule: Rule, call: Call, along: Along) -> Given:
+def _derivation_input(rule: Rule, call: Call, along: Along) -> DerivationInput:
     """Return what the derivation of ``rule`` needs to know of ``call``.
 
     Raises:
         DoesNotFit: operands or outputs of the call do not match the rule's patterns.
     """
     outs = call.outs
-    pairs = list(_assigned(rule, call))
+    pairs = list(_match_operands(rule, call))
     if sum(isinstance(x, Operand) for _, x in pairs) != len(call.operands):
         raise DoesNotFit("an operand that the rule does not name")
     exact = "sizes may differ" in rule.flags
@@ -123,43 +135,43 @@ def _given(rule: Rule, call: Call, along: Along) -> Given:
     # Torch returns an empty tensor for an output that the call does not request.
     may_lack = any(REST in p.names for out in rule.outs for p in out.patterns)
     may_lack = may_lack and all(x.shape.numel() for x in call.operands)
-    return Given(
+    return DerivationInput(
         tuple(place for place, _ in pairs),
         tuple(x.index if isinstance(x, Operand) else -1 for _, x in pairs),
-        tuple(_pattern_of(x, exact, rule.operands[place][1]) for place, x in pairs),
-        tuple(isinstance(x, Operand) and is_whole(x.spec.dtype) for _, x in pairs),
+        tuple(_shape_pattern(x, exact, rule.operands[place][1]) for place, x in pairs),
+        tuple(isinstance(x, Operand) and is_integral(x.spec.dtype) for _, x in pairs),
         tuple(not may_lack or tuple(out.shape) != (0,) for out in outs),
-        _along(rule, call, along),
+        _capital_dims(rule, call, along),
         "keepdim" in call.params and bool(call.get("keepdim")),
         reduction_of(call) if any(out.head == "loss" for out in rule.outs) else NONE,
     )
 
 
-def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
+def _match_operands(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
     """Yield (position in the rule, operand or number) for the operands of ``call``.
 
     Operands that no other pattern takes belong to the repeated pattern, if there is one.
     """
-    unnamed, rest = 0, list(call.operands)
+    position, unmatched = 0, list(call.operands)
     for place, (_, _, pattern) in enumerate(rule.operands):
         if pattern.repeated:
             continue
-        value = _argument(pattern, unnamed, call)
-        unnamed += not pattern.argument
+        value = _argument_of_pattern(pattern, position, call)
+        position += not pattern.argument
         if value is None:
             continue
         if isinstance(value, Operand):
-            if value in rest:
-                rest.remove(value)
+            if value in unmatched:
+                unmatched.remove(value)
         elif not isinstance(value, int | float | complex):
             raise DoesNotFit(f"an operand is given as {type(value).__name__}")
         yield place, value
     for place, (_, _, pattern) in enumerate(rule.operands):
         if pattern.repeated:
-            yield from ((place, operand) for operand in rest)
+            yield from ((place, operand) for operand in unmatched)
 
 
-def _argument(pattern: Pattern, position: int, call: Call) -> Any:
+def _argument_of_pattern(pattern: Pattern, position: int, call: Call) -> Any:
     """Return the call's argument for a pattern of the rule, or None if it is left out.
 
     It is found by the name in the pattern (``bias:c``), or else by ``position`` among the
@@ -172,7 +184,7 @@ def _argument(pattern: Pattern, position: int, call: Call) -> Any:
     return call.args[position] if position < len(call.args) else None
 
 
-def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
+def _shape_pattern(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
     """Return as much of an operand's sizes as a rule depends on: (1, 8, 3) -> (1, 2, 2).
 
     Args:
@@ -186,14 +198,14 @@ def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
     return UNSAFE_NUMBER if not cmath.isfinite(x) or (head == "1/" and x == 0) else NUMBER
 
 
-def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
+def _capital_dims(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
     """Return the dims that the capital letters of ``rule`` stand for; None for all dims."""
     if not rule.has_capitals:
         return ()
     if isinstance(along, str):
-        return dims_given(call.get(along))
-    found = along(call)
-    return None if found is None else tuple(found)
+        return as_dims(call.get(along))
+    dims = along(call)
+    return None if dims is None else tuple(dims)
 
 
 def reduction_of(call: Call) -> int:
@@ -205,9 +217,9 @@ def reduction_of(call: Call) -> int:
         DoesNotFit: the argument is left out, and the default, which differs between torch's
             bindings, cannot be inferred.
     """
-    given = call.get("reduction")
-    if given is not None:
-        return given
+    reduction = call.get("reduction")
+    if reduction is not None:
+        return reduction
     # The default is inferred from the shape of the result.
     if call.outs[0].ndim:
         return NONE

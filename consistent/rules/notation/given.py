@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..signature import Signature
-from .letters import Names, Spelled, spell
+from .letters import DimNames, Names, name_dims
 from .rule import Pattern, Rule
 
 # In place of the shape of an operand that is a number: one by which P may be multiplied, or not.
@@ -21,61 +21,65 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DerivationInput:
     """Input of a derivation: what it depends on of a call, as a key of the cache of ``derive``.
 
     Args:
-        places: for each operand of the rule that the call has, its position in the rule.
-        order: for each, its index among the operands of the call; -1 for a number.
+        rule_positions: for each operand of the rule that the call has, its position in the rule.
+        operand_indices: for each, its index among the operands of the call; -1 for a number.
         shapes: for each, its shape, with 2 for sizes over 1, or which kind of number it is.
         whole_numbers: for each, whether it has an integer or bool dtype, which has no infinite
             values.
-        asked: for each output, whether the call requests it; the others are empty.
+        requested_outs: for each output, whether the call requests it; the others are empty.
         along: the dims that capital letters stand for; None for all.
         keepdim: whether reduced dims stay with size 1.
         reduction: the reduction of a loss.
     """
 
-    places: tuple[int, ...]
-    order: tuple[int, ...]
+    rule_positions: tuple[int, ...]
+    operand_indices: tuple[int, ...]
     shapes: tuple[Shape | str, ...]
     whole_numbers: tuple[bool, ...]
-    asked: tuple[bool, ...]
+    requested_outs: tuple[bool, ...]
     along: tuple[int, ...] | None = ()
     keepdim: bool = False
     reduction: int = NONE
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivationResult:
     """Output of a derivation: all signatures, and what decides whether they hold for a call.
 
     Args:
         signatures: all of them, that with every tensor B first.
-        linear: signatures that hold by linearity, and only if the call keeps sums.
-        joined: signatures whose form joins the ranks' results.
-        filled: (operand, dim) of each dim of which no rank's part may be empty.
-        fetched: dims of the first operand of which a rank fetches parts from its neighbours.
-        whole: dims of the first operand that the rule's letters do not split.
+        linear_signatures: signatures that hold by linearity, and only if the call keeps sums.
+        joined_signatures: signatures whose form joins the ranks' results.
+        never_empty_dims: (operand, dim) of each dim of which no rank's part may be empty.
+        fetched_dims: dims of the first operand of which a rank fetches parts from its neighbours.
+        unsplit_dims: dims of the first operand that the rule's letters do not split.
     """
 
     signatures: tuple[Signature, ...]
-    linear: frozenset[Signature]
-    joined: frozenset[Signature]
-    filled: frozenset[tuple[int, int]]
-    fetched: tuple[int, ...]
-    whole: tuple[int, ...]
+    linear_signatures: frozenset[Signature]
+    joined_signatures: frozenset[Signature]
+    never_empty_dims: frozenset[tuple[int, int]]
+    fetched_dims: tuple[int, ...]
+    unsplit_dims: tuple[int, ...]
 
 
-def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
-    """Return (dim names of operands and outputs, indices of the tensors in ``given``).
+def name_input_dims(rule: Rule, derivation_input: DerivationInput) -> tuple[DimNames, list[int]]:
+    """Return (dim names of operands and outputs, indices of the tensors in ``derivation_input``).
 
     Operands that are numbers have no names and are left out. ``letters.py`` describes the names.
     """
-    tensors = [i for i, shape in enumerate(given.shapes) if not isinstance(shape, str)]
-    patterns: list[Pattern] = [rule.operands[given.places[i]][2] for i in tensors]
-    ndims = [len(given.shapes[i]) for i in tensors]
-    return spell(rule, patterns, ndims, given.along, given.keepdim), tensors
+    tensors = [i for i, shape in enumerate(derivation_input.shapes) if not isinstance(shape, str)]
+    patterns: list[Pattern] = [
+        rule.operands[derivation_input.rule_positions[i]][2] for i in tensors
+    ]
+    ndims = [len(derivation_input.shapes[i]) for i in tensors]
+    return name_dims(
+        rule, patterns, ndims, derivation_input.along, derivation_input.keepdim
+    ), tensors
 
 
 def sizes_of(operands: Sequence[tuple[Names, Shape]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ def letter_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class DimNames:
     """Names of the dims of each operand and output of a call, see the top of this file.
 
     The rule "...D -> ..." for 3 dims and D = dim 1 has the operand (".2", "D.1", ".0") and the
@@ -37,13 +37,13 @@ class Spelled:
     outs: tuple[Names, ...]
 
 
-def spell(
+def name_dims(
     rule: Rule,
     patterns: Sequence[Pattern],
     ndims: Sequence[int],
     along: tuple[int, ...] | None,
     keepdim: bool,
-) -> Spelled:
+) -> DimNames:
     """Return the names of the dims of all operands and outputs of a call.
 
     Args:
@@ -56,23 +56,23 @@ def spell(
     Raises:
         DoesNotFit: an operand has another number of dims than its pattern.
     """
-    among = [n for p, n in zip(patterns, ndims, strict=True) if DOTS in p.names]
-    most = max(among, default=0)
-    from_right = _from_right(along, most)
-    ins = [_operand(p, n, from_right) for p, n in zip(patterns, ndims, strict=True)]
+    ndims_with_dots = [n for p, n in zip(patterns, ndims, strict=True) if DOTS in p.names]
+    max_ndim = max(ndims_with_dots, default=0)
+    from_right = _dims_from_right(along, max_ndim)
+    ins = [_operand_names(p, n, from_right) for p, n in zip(patterns, ndims, strict=True)]
     has_capital = any(dim.is_named_by_argument for p in patterns for dim in p.dims)
     outs = []
     for pattern in (pattern for out in rule.outs for pattern in out.patterns):
         if has_capital:
-            outs.append(_kept(pattern, most, from_right, keepdim))
+            outs.append(_output_names(pattern, max_ndim, from_right, keepdim))
         elif any(dim.is_named_by_argument for dim in pattern.dims):
-            outs.append(_inserted(pattern, most, along))
+            outs.append(_names_with_inserted_dim(pattern, max_ndim, along))
         else:
-            outs.append(_plain(pattern, _longest(ins, patterns)))
-    return Spelled(tuple(ins), tuple(outs))
+            outs.append(_names_without_capitals(pattern, _longest_dots(ins, patterns)))
+    return DimNames(tuple(ins), tuple(outs))
 
 
-def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
+def _dims_from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
     """Return the dims ``along`` of ``n`` dims (None for all), counted from the right.
 
     Of 3 dims, (0, -1) -> (2, 0).
@@ -81,7 +81,7 @@ def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
     return tuple(n - 1 - d for d in dims)
 
 
-def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
+def _operand_names(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
     """Return the dim names of an operand with ``ndim`` dims.
 
     ``along`` has the dims that a capital letter stands for, counted from the right.
@@ -95,25 +95,25 @@ def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
     if capital:
         places = reversed(range(ndim))
         return tuple(f"{capital}.{r}" if r in along else f".{r}" for r in places)
-    return _plain(pattern, ndim - len(pattern.dims) + 1)
+    return _names_without_capitals(pattern, ndim - len(pattern.dims) + 1)
 
 
-def _plain(pattern: Pattern, rest: int) -> Names:
-    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims.
+def _names_without_capitals(pattern: Pattern, dots_ndim: int) -> Names:
+    """Return the dim names of a pattern without capitals; ``...`` stands for ``dots_ndim`` dims.
 
     "...mk" with 2 dims in front gives (".1", ".0", "m", "k"). Names end at "_", which is any dims.
     """
-    if rest < 0:
+    if dots_ndim < 0:
         raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
     names: list[str] = []
     for name in pattern.names:
         if name == REST:
             break
-        names += [f".{r}" for r in reversed(range(rest))] if name == DOTS else [name]
+        names += [f".{r}" for r in reversed(range(dots_ndim))] if name == DOTS else [name]
     return tuple(names)
 
 
-def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
+def _longest_dots(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
     """Return how many dims the longest ``...`` among the operands stands for.
 
     Operands broadcast, so it is the ``...`` of the outputs.
@@ -126,14 +126,14 @@ def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
     return max(lengths, default=0)
 
 
-def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
+def _output_names(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
     """Return the names of an output's dims if an argument names dims of the operands.
 
     In the output these dims have a capital letter too, or stay with size 1, or are dropped. ``n``
     is the number of dims, and ``along`` are the named ones, counted from the right.
     """
     if DOTS not in pattern.names:
-        return _plain(pattern, 0)
+        return _names_without_capitals(pattern, 0)
     capital = next((dim.name for dim in pattern.dims if dim.is_named_by_argument), "")
     names = []
     for r in reversed(range(n)):
@@ -144,7 +144,7 @@ def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Na
     return tuple(names)
 
 
-def _inserted(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
+def _names_with_inserted_dim(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
     """Return the dim names of an output with a new dim at the position that an argument names.
 
     "...* -> ...[D]" of stack: for 2 dims and ``along`` (0,) it is ("D.", ".1", ".0").

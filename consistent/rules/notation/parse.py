@@ -21,7 +21,7 @@ from .rule import (
     Rule,
 )
 
-_made: dict[Rule, Rule] = {}  # equal rules of different texts are one object
+_interned_rules: dict[Rule, Rule] = {}  # equal rules of different texts are one object
 _ARGUMENT = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*):")
 _CONDITION = re.compile(r"(if|unless) (\w+)(?: is (\S+))?$")
 _FORM = re.compile(r"(?:([a-zA-Z.]+) )?(joined )?by (\w+)$")
@@ -34,11 +34,11 @@ def parse(text: str) -> Rule:
     Raises:
         ValueError: the text is not a rule; the message has a caret under the fault.
     """
-    rule = _Reader(text).rule()
-    return _made.setdefault(rule, rule)
+    rule = _Parser(text).rule()
+    return _interned_rules.setdefault(rule, rule)
 
 
-class _Reader:
+class _Parser:
     """Parser of one rule, from left to right; ``at`` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
@@ -48,34 +48,34 @@ class _Reader:
         if self.text.partition(";")[0].count("->") != 1:
             raise self.fault('it has no single "->"', len(self.text))
         terms = [self._factors(HEADS)]
-        while self._takes("+"):
+        while self._accept("+"):
             terms.append(self._factors(HEADS))
-        if not self._takes("->"):
-            raise self.fault(f'"{self._next()}" means nothing here')
+        if not self._accept("->"):
+            raise self.fault(f'"{self._peek()}" means nothing here')
         arrow = self.at
         outs = self._factors(OUT_HEADS)
         clauses = []
-        while self._takes(";"):
+        while self._accept(";"):
             clauses.append(self._clause())
-        if self._next():
-            raise self.fault(f'"{self._next()}" means nothing here')
+        if self._peek():
+            raise self.fault(f'"{self._peek()}" means nothing here')
         rule = Rule(tuple(terms), outs, tuple(clauses))
-        self._check(rule, arrow)
+        self._check_letters(rule, arrow)
         return rule
 
     def _factors(self, heads: tuple[str, ...]) -> tuple[Factor, ...]:
-        found = [self._factor(heads)]
-        while self._takes(","):
-            found.append(self._factor(heads))
-        return tuple(found)
+        factors = [self._factor(heads)]
+        while self._accept(","):
+            factors.append(self._factor(heads))
+        return tuple(factors)
 
     def _factor(self, heads: tuple[str, ...]) -> Factor:
         for head in heads:
-            if self._takes(f"{head}("):
+            if self._accept(f"{head}("):
                 patterns = [self._pattern()]
-                while self._takes(","):
+                while self._accept(","):
                     patterns.append(self._pattern())
-                if not self._takes(")"):
+                if not self._accept(")"):
                     raise self.fault('"(" is not closed')
                 return Factor(tuple(patterns), head)
         return Factor((self._pattern(),))
@@ -86,13 +86,13 @@ class _Reader:
             self.at = argument.end()
         dims, mark = [], ""
         while True:
-            if mark and self._takes(CLOSING[mark]):
+            if mark and self._accept(CLOSING[mark]):
                 mark = ""
-            elif not mark and self._next() in CLOSING:
-                mark = self._next()
-                self._takes(mark)
-            elif name := self._name():
-                dims.append(Dim(name, mark, self._takes("!")))
+            elif not mark and self._peek() in CLOSING:
+                mark = self._peek()
+                self._accept(mark)
+            elif name := self._dim_name():
+                dims.append(Dim(name, mark, self._accept("!")))
             elif mark:
                 raise self.fault(f'"{mark}" is not closed')
             else:
@@ -101,35 +101,35 @@ class _Reader:
         if capitals and len(dims) > 1 and {dim.name for dim in dims} != {DOTS, capitals[0]}:
             at = self.text.rindex(capitals[-1], 0, self.at)
             raise self.fault(f'"{capitals[-1]}" stands beside "..." or alone', at)
-        return Pattern(tuple(dims), argument[1] if argument else "", self._takes("*"))
+        return Pattern(tuple(dims), argument[1] if argument else "", self._accept("*"))
 
-    def _name(self) -> str:
-        if self._takes(DOTS):
+    def _dim_name(self) -> str:
+        if self._accept(DOTS):
             return DOTS
-        char = self._next()
-        return char if (char.isalpha() or char == REST) and self._takes(char) else ""
+        char = self._peek()
+        return char if (char.isalpha() or char == REST) and self._accept(char) else ""
 
     def _clause(self) -> Clause:
-        self._next()
+        self._peek()
         end = self.text.find(";", self.at)
         start, end = self.at, len(self.text) if end < 0 else end
         text, self.at = " ".join(self.text[start:end].split()), end
         if text in FLAGS:
             return text
-        if found := _CONDITION.match(text):
-            return Condition(found[2], found[1] == "unless", found[3] or "")
-        if found := _FORM.match(text):
-            letters = tuple(re.findall(r"\.\.\.|[a-zA-Z]", found[1] or ""))
-            return FormClause(found[3], letters, bool(found[2]))
+        if matched := _CONDITION.match(text):
+            return Condition(matched[2], matched[1] == "unless", matched[3] or "")
+        if matched := _FORM.match(text):
+            letters = tuple(re.findall(r"\.\.\.|[a-zA-Z]", matched[1] or ""))
+            return FormClause(matched[3], letters, bool(matched[2]))
         raise self.fault(f'"{text}" is not a clause', start)
 
-    def _check(self, rule: Rule, arrow: int) -> None:
-        for name in sorted(rule.new):
-            marked = all(
+    def _check_letters(self, rule: Rule, arrow: int) -> None:
+        for name in sorted(rule.new_letters):
+            is_marked = all(
                 dim.mark for out in rule.outs for p in out.patterns for dim in p.dims
                 if dim.name == name
             )  # fmt: skip
-            if not marked:
+            if not is_marked:
                 at = self.text.index(name, arrow)
                 raise self.fault(f'"{name}" is on the right only; a new dim is "[{name}]"', at)
         for form in rule.forms:
@@ -140,13 +140,13 @@ class _Reader:
 
     # -- characters --------------------------------------------------------------------------------
 
-    def _next(self) -> str:
+    def _peek(self) -> str:
         while self.at < len(self.text) and self.text[self.at] == " ":
             self.at += 1
         return self.text[self.at : self.at + 1]
 
-    def _takes(self, token: str) -> bool:
-        self._next()
+    def _accept(self, token: str) -> bool:
+        self._peek()
         if not self.text.startswith(token, self.at):
             return False
         self.at += len(token)

@@ -25,15 +25,15 @@ class Dim:
         name: the letter, "..." or "_".
         mark: "[" if every rank has all of the dim, as in "[c]"; "<" if a rank fetches what it needs
             of it from its neighbours, as in "<xy>"; else "".
-        filled: no rank's part of the dim may be empty, as in "n!".
+        never_empty: no rank's part of the dim may be empty, as in "n!".
     """
 
     name: str
     mark: str = ""
-    filled: bool = False
+    never_empty: bool = False
 
     def __str__(self) -> str:
-        return self.name + "!" * self.filled
+        return self.name + "!" * self.never_empty
 
     @property
     def is_named_by_argument(self) -> bool:
@@ -148,8 +148,8 @@ class Rule:
         "mn + f(n) -> mn" gives (0, "", mn), (1, "f", n).
         """
         return tuple(
-            (at, factor.head, pattern)
-            for at, term in enumerate(self.terms)
+            (term_index, factor.head, pattern)
+            for term_index, term in enumerate(self.terms)
             for factor in term
             for pattern in factor.patterns
         )
@@ -187,7 +187,7 @@ class Rule:
         return plain and not self.forms and all(out.head in ("", "shape") for out in self.outs)
 
     @cached_property
-    def whole(self) -> frozenset[str]:
+    def unsplit_letters(self) -> frozenset[str]:
         """Letters of dims with a mark, "[c]" or "<x>", which are not split as other letters are.
 
         Every rank has the whole dim, or fetches what it needs of it.
@@ -195,17 +195,17 @@ class Rule:
         return frozenset(dim.name for dim in self._dims if dim.mark)
 
     @cached_property
-    def fetched(self) -> frozenset[str]:
+    def fetched_letters(self) -> frozenset[str]:
         """Letters of dims "<x>", of which a rank fetches what it needs from its neighbours."""
         return frozenset(dim.name for dim in self._dims if dim.mark == "<")
 
     @cached_property
-    def filled(self) -> frozenset[str]:
+    def never_empty_letters(self) -> frozenset[str]:
         """Letters of dims "n!", of which no rank's part may be empty."""
-        return frozenset(dim.name for dim in self._dims if dim.filled)
+        return frozenset(dim.name for dim in self._dims if dim.never_empty)
 
     @cached_property
-    def new(self) -> frozenset[str]:
+    def new_letters(self) -> frozenset[str]:
         """Letters that occur on the right only: dims that the op makes."""
         left = {name for _, _, pattern in self.operands for name in pattern.names}
         return frozenset(dim.name for dim in self._dims) - left - {REST}

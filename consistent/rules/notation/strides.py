@@ -17,10 +17,12 @@ from ..signature import Call, DoesNotFit, Operand, Signature
 
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 
-Places = tuple[int, ...]
+Positions = tuple[int, ...]
 
 
-def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[int, Places]:
+def kept_dim_positions(
+    view: Callable[[torch.Tensor], Any], shape: Iterable[int]
+) -> dict[int, Positions]:
     """Return {dim of ``shape``: its position in each output of ``view``} for the dims kept in all.
 
     A dim is kept if it has the same size and stride in the output. ``lambda x: x.t()`` and (4, 3)
@@ -29,42 +31,44 @@ def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[in
     size = tuple(shape)
     result = view(torch.empty_strided(size, _PRIMES[: len(size)], device="meta"))
     outs = result if isinstance(result, tuple | list) else (result,)
-    found = {d: tuple(_place(out, _PRIMES[d], n) for out in outs) for d, n in enumerate(size)}
-    return {d: at for d, at in found.items() if None not in at}  # type: ignore[misc]
+    positions = {
+        d: tuple(_dim_with_stride(out, _PRIMES[d], n) for out in outs) for d, n in enumerate(size)
+    }
+    return {d: dims for d, dims in positions.items() if None not in dims}  # type: ignore[misc]
 
 
-def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
+def _dim_with_stride(out: torch.Tensor, stride: int, n: int) -> int | None:
     """Return the dim of ``out`` that has this stride and size ``n``; None if there is none."""
     strides = out.stride()
     if strides.count(stride) != 1:
         return None
-    at = strides.index(stride)
-    return at if out.shape[at] == n else None
+    d = strides.index(stride)
+    return d if out.shape[d] == n else None
 
 
-def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
+def moved_split_signatures(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
     """Return the SBP signatures in which a split moves with its dim, for dims that a view keeps.
 
     ``S(0) -> S(1)`` of a transpose. Dims in ``acted`` are left out.
     """
-    (x,) = call.take(1)
-    found = places(lambda probe: again(call, probe), x.shape)
+    (x,) = call.require_operands(1)
+    positions = kept_dim_positions(lambda probe: run_on(call, probe), x.shape)
     return [
-        call.make({0: S(d)}, [S(place) for place in at])
-        for d, at in found.items()
+        call.signature({0: S(d)}, [S(place) for place in dims])
+        for d, dims in positions.items()
         if d not in acted
     ]
 
 
-def rearranged(call: Call, parts: int) -> list[Signature]:
+def view_signatures(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of a view whose arguments ignore the sizes of the dims it keeps.
 
     A split moves with its dim, and P passes: ``S(0) -> S(1)`` and ``P -> P`` of a transpose.
     """
-    return [call.whole(), call.make({0: P}, P), *moved(call)]
+    return [call.broadcast_signature(), call.signature({0: P}, P), *moved_split_signatures(call)]
 
 
-def again(call: Call, x: torch.Tensor) -> Any:
+def run_on(call: Call, x: torch.Tensor) -> Any:
     """Return the result of the op of ``call``, which has one operand, for ``x`` in its place.
 
     Raises:

@@ -24,7 +24,7 @@ from ...dispatch.plans.shards import HookOff, attach, is_global, plain
 from ...dispatch.running.whole_call import call_whole
 from ...movement.world import my_coordinate
 from ..global_tensor import GlobalTensor
-from .printing import formatted, is_whole_here, text_of
+from .printing import format_value, holds_whole_value, text_of
 from .sparse_rows import sparse_mask
 
 _Base: Any = torch.Tensor
@@ -32,7 +32,7 @@ _Base: Any = torch.Tensor
 # -- answered for the logical tensor ---------------------------------------------------------------
 
 
-def twin(x: Any) -> Any:
+def meta_like(x: Any) -> Any:
     """Return a ``meta`` tensor with the shape, strides and dtype of the logical tensor ``x``.
 
     Torch answers a query for it in place of ``x``, of which it would see the shard. Anything but a
@@ -43,11 +43,11 @@ def twin(x: Any) -> Any:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler that calls torch's function ``ask`` with the ``twin`` of each argument."""
+def _logical_handler(query: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler that calls torch's ``query`` with ``meta_like`` of each argument."""
 
     def answer(*args: Any, **kwargs: Any) -> Any:
-        return ask(*map(twin, args), **{k: twin(v) for k, v in kwargs.items()})
+        return query(*map(meta_like, args), **{k: meta_like(v) for k, v in kwargs.items()})
 
     return answer
 
@@ -57,7 +57,7 @@ def _is_contiguous(self: Any, **memory_format: Any) -> bool:
     with HookOff():
         if _Base.size(self) == self._spec.shape:  # then the shard has the strides of the whole
             return _Base.is_contiguous(self, **memory_format)
-    return twin(self).is_contiguous(**memory_format)
+    return meta_like(self).is_contiguous(**memory_format)
 
 
 def _get_device(self: Any) -> int:
@@ -70,7 +70,7 @@ def _storage_type(self: Any) -> Any:
     return torch.empty(0, dtype=self.dtype, device=self.device).storage_type()
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _has_compatible_type(a: Any, b: Any) -> bool:
     """Implement ``torch._has_compatible_shallow_copy_type``: whether both tensors are global.
 
     ``nn.Module.to`` asks whether it may give a parameter the data of another tensor.
@@ -86,15 +86,15 @@ def _base(self: Any) -> Any:
 
 
 LOGICAL: dict[str, Callable[..., Any]] = {
-    "_has_compatible_shallow_copy_type": _alike,
+    "_has_compatible_shallow_copy_type": _has_compatible_type,
     "_is_view": lambda self: _base(self) is not None,
-    "dim_order": _of_twin(_Base.dim_order),
+    "dim_order": _logical_handler(_Base.dim_order),
     "get_device": _get_device,
     "is_contiguous": _is_contiguous,
-    "is_distributed": _of_twin(_Base.is_distributed),
-    "is_same_size": _of_twin(_Base.is_same_size),
-    "is_signed": _of_twin(_Base.is_signed),
-    "result_type": _of_twin(torch.result_type),
+    "is_distributed": _logical_handler(_Base.is_distributed),
+    "is_same_size": _logical_handler(_Base.is_same_size),
+    "is_signed": _logical_handler(_Base.is_signed),
+    "result_type": _logical_handler(torch.result_type),
     "storage_type": _storage_type,
 }
 
@@ -107,13 +107,13 @@ LOGICAL_PROPERTIES: dict[str, Callable[[Any], Any]] = {
 # -- answered for this rank's shard ----------------------------------------------------------------
 
 
-def _of_shard(name: str) -> Callable[..., Any]:
+def _shard_handler(name: str) -> Callable[..., Any]:
     """Return a handler that calls the method ``name`` of ``torch.Tensor`` on this rank's shard."""
-    ask = getattr(_Base, name)
+    query = getattr(_Base, name)
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
         with HookOff():
-            return ask(self, *args, **kwargs)
+            return query(self, *args, **kwargs)
 
     return answer
 
@@ -123,8 +123,8 @@ def _is_set_to(self: Any, other: Any) -> bool:
     if not (is_global(self) and is_global(other)) or self._spec is not other._spec:
         return False
     a, b = plain(self), plain(other)
-    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    return same and a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
+    same_storage = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same_storage and a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
 
 
 def _nnz(self: Any) -> int:
@@ -132,9 +132,9 @@ def _nnz(self: Any) -> int:
 
     It raises if this rank does not hold the whole tensor, since a query sends nothing.
     """
-    if self.layout is not torch.strided and not is_whole_here(self._spec):
+    if self.layout is not torch.strided and not holds_whole_value(self._spec):
         refusal("_nnz")(self)
-    return _of_shard("_nnz")(self)
+    return _shard_handler("_nnz")(self)
 
 
 def _is_coalesced(self: Any) -> bool:
@@ -148,7 +148,7 @@ def _is_coalesced(self: Any) -> bool:
         spec.placement.size != current().size or not all(e.is_broadcast for e in spec.sbp)
     ):
         return False
-    return _of_shard("is_coalesced")(self)
+    return _shard_handler("is_coalesced")(self)
 
 
 def _is_shared(self: Any) -> bool:
@@ -173,12 +173,12 @@ def _pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 # Methods whose answer is the same for the shard and for the logical tensor, or is about the rank's
 # own memory and objects. Not every torch has all of them: dims had names before 2.13.
-_ASK_SHARD = """
+_SHARD_METHODS = """
 _dimI _dimV _fix_weakref _is_zerotensor _use_count dense_dim has_names is_conj is_inference is_neg
 is_pinned q_per_channel_axis q_scale q_zero_point qscheme record_stream sparse_dim
 """.split()
 OF_SHARD: dict[str, Callable[..., Any]] = {
-    **{name: _of_shard(name) for name in _ASK_SHARD if hasattr(_Base, name)},
+    **{name: _shard_handler(name) for name in _SHARD_METHODS if hasattr(_Base, name)},
     "_nnz": _nnz,
     "is_coalesced": _is_coalesced,
     "is_set_to": _is_set_to,
@@ -187,12 +187,12 @@ OF_SHARD: dict[str, Callable[..., Any]] = {
     "share_memory_": _share_memory,
 }
 # Properties of this kind, as far as the installed torch has them.
-_PROPERTIES = """
+_SHARD_PROPERTIES = """
 _cdata _has_grad_dtype_override _has_symbolic_sizes_strides _python_dispatch grad_dtype is_ipu
 is_maia is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla
 is_xpu name names output_nr retains_grad volatile
 """.split()
-OF_SHARD_PROPERTIES = [name for name in _PROPERTIES if hasattr(_Base, name)]
+OF_SHARD_PROPERTIES = [name for name in _SHARD_PROPERTIES if hasattr(_Base, name)]
 
 # -- parts of sparse and quantized tensors --------------------------------------------------------
 
@@ -209,7 +209,7 @@ crow_indices_copy indices_copy row_indices_copy values_copy
 """.split()
 
 
-def _part(name: str, kind: str, has: Callable[[Any], bool]) -> Callable[..., Any]:
+def _part_handler(name: str, kind: str, has_part: Callable[[Any], bool]) -> Callable[..., Any]:
     """Return a handler for the query ``name``, which only tensors of one ``kind`` answer.
 
     For a dense tensor it raises at once; for others it calls torch's function on the whole value.
@@ -217,15 +217,15 @@ def _part(name: str, kind: str, has: Callable[[Any], bool]) -> Callable[..., Any
     Args:
         name: name of the method or function of torch.
         kind: "sparse" or "quantized", for the error.
-        has: whether a tensor is of that kind.
+        has_part: whether a tensor is of that kind.
     """
-    ask = getattr(_Base, name, None) or getattr(torch, name)
+    query = getattr(_Base, name, None) or getattr(torch, name)
     refuse = refusal(name, f"it is dense, and {kind} tensors alone have it", "x itself")
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not has(self):
+        if not has_part(self):
             refuse(self)
-        return call_whole(name, ask, (self, *args), kwargs)
+        return call_whole(name, query, (self, *args), kwargs)
 
     return answer
 
@@ -233,9 +233,9 @@ def _part(name: str, kind: str, has: Callable[[Any], bool]) -> Callable[..., Any
 PARTS: dict[str, Callable[..., Any]] = {}
 for _name in _SPARSE_PARTS:
     if hasattr(_Base, _name) or hasattr(torch, _name):
-        PARTS[_name] = _part(_name, "sparse", lambda x: x.layout is not torch.strided)
+        PARTS[_name] = _part_handler(_name, "sparse", lambda x: x.layout is not torch.strided)
 for _name in _QUANTIZED_PARTS:
-    PARTS[_name] = _part(_name, "quantized", lambda x: x.is_quantized)
+    PARTS[_name] = _part_handler(_name, "quantized", lambda x: x.is_quantized)
 
 # -- what has no answer ----------------------------------------------------------------------------
 
@@ -286,14 +286,14 @@ REFUSED: dict[str, tuple[str, str]] = {
 }
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _refusal_handler(name: str) -> Callable[..., Any]:
     """Return a handler for the query ``name`` that raises and says what to call instead."""
     why, instead = REFUSED[name]
     refuse = refusal(name, *((why,) if why else ()), instead=instead.format(f"{name}(...)"))
-    return functools.partial(_storage_refused, refuse) if name == "untyped_storage" else refuse
+    return functools.partial(_refuse_storage, refuse) if name == "untyped_storage" else refuse
 
 
-def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
+def _refuse_storage(refuse: Callable[..., Any], self: Any) -> None:
     """Raise for ``x.untyped_storage()``, by ``refuse`` or with a text about ``torch.export``.
 
     ``torch.export`` makes a fake tensor of each parameter and reads its storage first, so this is
@@ -308,7 +308,7 @@ def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
     refuse(self)
 
 
-def _no_array_interface(self: Any) -> Any:
+def _refuse_array_interface(self: Any) -> Any:
     """Raise for ``__cuda_array_interface__``, by which other libraries would take the shard."""
     raise AttributeError(  # so that hasattr returns False
         f"__cuda_array_interface__: x is {self._spec}; {_MEMORY}. "
@@ -316,7 +316,7 @@ def _no_array_interface(self: Any) -> Any:
     )
 
 
-class _Absent:
+class _AbsentAttribute:
     """Descriptor that hides an attribute of ``torch.Tensor`` on ``GlobalTensor`` and its objects.
 
     ``hasattr`` is False then, so libraries that look for the attribute (DLPack) take another way.
@@ -332,52 +332,52 @@ class _Absent:
 # Torch does not call __torch_function__ in these, so the class must define them: constructors,
 # which take no tensor of the class, and methods.
 CONSTRUCTORS = ("_make_subclass", "_make_wrapper_subclass", "_dtensor__new__")
-_UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_unsafe")
+_UNHOOKED_METHODS = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_unsafe")
 
 
-def _enter() -> None:
+def _register_handlers() -> None:
     """Register the functions of this module as handlers, by which dispatch answers queries.
 
     Only few become methods of the class itself. When the library works on shards with the hook off,
     a method that the class does not define reads the shard, as it should.
     """
-    refused = {name: _refused(name) for name in REFUSED}
-    for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refused}.items():
+    refusals = {name: _refusal_handler(name) for name in REFUSED}
+    for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refusals}.items():
         handlers[handler_name(name)] = method
     for name in OF_SHARD_PROPERTIES:
-        handlers[f"{name}.__get__"] = _past_hook(name, "__get__")
-        handlers[f"{name}.__set__"] = _past_hook(name, "__set__")
+        handlers[f"{name}.__get__"] = _shard_property_handler(name, "__get__")
+        handlers[f"{name}.__set__"] = _shard_property_handler(name, "__set__")
     handlers["names.__set__"] = refusal("names.__set__", _NO_NAMES, "numbers of dims")
     for name, answer in LOGICAL_PROPERTIES.items():
         handlers[f"{name}.__get__"] = answer
     cls: Any = GlobalTensor
-    for name, found in vars(cls).items():
-        if isinstance(found, property):  # torch.Tensor.shape.__get__(x)
+    for name, attribute in vars(cls).items():
+        if isinstance(attribute, property):  # torch.Tensor.shape.__get__(x)
             for method, answer in (
-                ("get", found.fget),
-                ("set", found.fset),
-                ("delete", found.fdel),
+                ("get", attribute.fget),
+                ("set", attribute.fset),
+                ("delete", attribute.fdel),
             ):
                 if answer is not None:
                     handlers[f"{name}.__{method}__"] = answer
-    handlers["_nested_tensor_from_mask_left_aligned"] = _not_aligned
+    handlers["_nested_tensor_from_mask_left_aligned"] = _is_left_aligned
     handlers["sparse_mask"] = sparse_mask
-    handlers[handler_name("__repr__")] = _text
-    handlers[handler_name("__format__")] = formatted
-    for name in _UNHOOKED:
-        setattr(cls, name, _refused(name))
+    handlers[handler_name("__repr__")] = _repr
+    handlers[handler_name("__format__")] = format_value
+    for name in _UNHOOKED_METHODS:
+        setattr(cls, name, _refusal_handler(name))
     for name in CONSTRUCTORS:
-        setattr(cls, name, staticmethod(_refused(name)))
-    cls.__cuda_array_interface__ = property(_no_array_interface)
-    cls.__dlpack_c_exchange_api__ = _Absent("__dlpack_c_exchange_api__")
+        setattr(cls, name, staticmethod(_refusal_handler(name)))
+    cls.__cuda_array_interface__ = property(_refuse_array_interface)
+    cls.__dlpack_c_exchange_api__ = _AbsentAttribute("__dlpack_c_exchange_api__")
 
 
-def _text(self: Any, **_: Any) -> str:
+def _repr(self: Any, **_: Any) -> str:
     """Implement ``torch.Tensor.__repr__(x)``, for code that does not call ``repr(x)``."""
     return text_of(self)
 
 
-def _not_aligned(*_: Any) -> bool:
+def _is_left_aligned(*_: Any) -> bool:
     """Implement ``torch._nested_tensor_from_mask_left_aligned``: return False.
 
     Torch's transformer encoder asks it, and then makes no nested tensor of a global one.
@@ -385,7 +385,7 @@ def _not_aligned(*_: Any) -> bool:
     return False
 
 
-def _past_hook(name: str, method: str) -> Callable[..., Any]:
+def _shard_property_handler(name: str, method: str) -> Callable[..., Any]:
     """Return a handler that reads or sets the property ``name`` of the shard.
 
     ``method`` is "__get__" or "__set__".
@@ -398,4 +398,4 @@ def _past_hook(name: str, method: str) -> Callable[..., Any]:
     return call
 
 
-_enter()
+_register_handlers()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...spec.elsewhere import OF_TENSORS, hint
+from ...spec.elsewhere import TENSOR_HINTS, hint
 from ..global_tensor import GlobalTensor
 
 
-class _Elsewhere:
+class _ForeignAttribute:
     """Descriptor for an attribute that tensors of another library have, such as DTensor's.
 
     Reading it raises an AttributeError with a hint, so that ``hasattr`` is False. If a program sets
@@ -23,16 +23,16 @@ class _Elsewhere:
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
         raise AttributeError(
-            f"GlobalTensor has no attribute {self._name!r}{hint(self._name, OF_TENSORS)}",
+            f"GlobalTensor has no attribute {self._name!r}{hint(self._name, TENSOR_HINTS)}",
             name=self._name,
             obj=cls if x is None else x,
         )
 
 
-def _enter() -> None:
-    for name in OF_TENSORS:
+def _register_attributes() -> None:
+    for name in TENSOR_HINTS:
         if not hasattr(GlobalTensor, name):  # a later torch may have it
-            setattr(GlobalTensor, name, _Elsewhere(name))
+            setattr(GlobalTensor, name, _ForeignAttribute(name))
 
 
-_enter()
+_register_attributes()

@@ -24,10 +24,10 @@ def full(self: Any) -> torch.Tensor:
     It is a collective: every rank of the world must call it. The result is detached from autograd.
     """
     # The tracer that came last answers first.
-    for known in reversed(_VALUE_OF):
-        if (value := known(self)) is not None:
+    for value_of in reversed(_VALUE_OF):
+        if (value := value_of(self)) is not None:
             return value
-    check_mode.calling("full")
+    check_mode.set_current_op("full")
     with torch.no_grad():
         return run_boxing(plain(self.detach()), self._spec, whole_on_world(self._spec))
 
@@ -72,10 +72,10 @@ def numpy(self: Any, *, force: bool = False) -> Any:
             "Use x.detach().numpy()."
         )
     value = full(self)
-    found = value.numpy(force=force)
+    values = value.numpy(force=force)
     if value.untyped_storage()._cdata != plain(self).untyped_storage()._cdata:
-        found.setflags(write=False)
-    return found
+        values.setflags(write=False)
+    return values
 
 
 def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -20,14 +20,16 @@ def sparse_mask(x: Any, mask: Any) -> Any:
     If ``x`` is split and ``mask`` selects whole rows, only these rows are sent; otherwise the op
     runs on whole tensors.
     """
-    if not _takes_rows(x, mask):
+    if not _selects_whole_rows(x, mask):
         return call_whole("sparse_mask", torch.Tensor.sparse_mask, (x, mask), {})
-    places = mask._indices()
-    rows = x.index_select(0, places[0])
-    return torch.sparse_coo_tensor(places, rows, x.shape, check_invariants=False, is_coalesced=True)
+    indices = mask._indices()
+    rows = x.index_select(0, indices[0])
+    return torch.sparse_coo_tensor(
+        indices, rows, x.shape, check_invariants=False, is_coalesced=True
+    )
 
 
-def _takes_rows(x: Any, mask: Any) -> bool:
+def _selects_whole_rows(x: Any, mask: Any) -> bool:
     """Return whether the entries at ``mask`` are whole rows of ``x``, a dense and split tensor."""
     if not is_global(x) or not is_global(mask) or x._spec.placement != mask._spec.placement:
         return False

@@ -24,16 +24,20 @@ def logical_strides(x: Any) -> tuple[int, ...]:
     If all dims of a shard have one element, their order is unknown: they count as contiguous.
     """
     with HookOff():
-        local, held = _Base.stride(x), _Base.size(x)
+        local_strides, local_shape = _Base.stride(x), _Base.size(x)
     sizes: Sequence[int] = x._spec.shape
-    if held == sizes:
-        return local
-    strides = list(local)
-    for d, (n, whole) in enumerate(zip(held, sizes, strict=True)):
-        for other in range(len(sizes)):
-            if n != whole and local[d] != 0 and _is_outside(other, d, local, held):
+    if local_shape == sizes:
+        return local_strides
+    strides = list(local_strides)
+    for d, (n, size) in enumerate(zip(local_shape, sizes, strict=True)):
+        for outer in range(len(sizes)):
+            if (
+                n != size
+                and local_strides[d] != 0
+                and _is_outside(outer, d, local_strides, local_shape)
+            ):
                 # An empty shard does not show gaps between items, so none are assumed.
-                strides[other] = strides[other] * whole // n if n else strides[other] * whole
+                strides[outer] = strides[outer] * size // n if n else strides[outer] * size
     return tuple(strides)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 
 from ...movement import check_mode as checking
 from ...movement.world import my_coordinate
@@ -35,20 +35,20 @@ def agreed_spec(
     Raises:
         ValueError: the ranks pass different layouts, or a shard does not fit.
     """
-    inside = my_coordinate(placement) is not None
-    note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
-    notes = gathered(note)
+    is_inside = my_coordinate(placement) is not None
+    note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if is_inside else None
+    notes = gather_from_ranks(note)
     ranks = placement.ranks.ravel().tolist()
     _check_notes(notes, ranks)
     _, dtype, entries, shape = notes[ranks[0]]
     if shape is None:
-        shape = _joined(placement, entries, {rank: notes[rank][0] for rank in ranks})
+        shape = _logical_shape(placement, entries, {rank: notes[rank][0] for rank in ranks})
     spec = TensorSpec.of(placement, entries, shape, dtype)
     for rank in ranks:
-        at = placement.coordinate_of(rank)
-        if notes[rank][0] != spec.local_shape(at):
-            raise wrong_piece(spec, at, rank, notes[rank][0])
-    if check and inside:
+        coordinate = placement.coordinate_of(rank)
+        if notes[rank][0] != spec.local_shape(coordinate):
+            raise wrong_shard_error(spec, coordinate, rank, notes[rank][0])
+    if check and is_inside:
         check_equal_along(
             "from_local", shard, placement, tuple(a for a, e in enumerate(spec.sbp) if e is B)
         )
@@ -63,17 +63,20 @@ def _check_notes(notes: Sequence[Any], ranks: Sequence[int]) -> None:
     """
     first = notes[ranks[0]]
     for rank in ranks[1:]:
-        found = notes[rank]
-        if found is None or found[1:] != first[1:] or len(found[0]) != len(first[0]):
+        note = notes[rank]
+        if note is None or note[1:] != first[1:] or len(note[0]) != len(first[0]):
             raise ValueError(
                 "from_local: the ranks do not agree.\n"
-                f"  rank {ranks[0]} gives {_told(first)}\n  rank {rank} gives {_told(found)}\n"
+                f"  rank {ranks[0]} gives {_text_of_note(first)}\n"
+                f"  rank {rank} gives {_text_of_note(note)}\n"
                 "  Give the same dtype, number of dims, sbp and shape on every rank of the "
                 "placement."
             )
 
 
-def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
+def _logical_shape(
+    placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]
+) -> list[int]:
     """Return the logical shape of a tensor, given the shapes of its shards by rank.
 
     The size of a split dim is the sum over the axes that split it, at coordinate 0 of all other
@@ -96,19 +99,19 @@ def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, .
     return shape
 
 
-def _told(note: tuple | None) -> str:
+def _text_of_note(note: tuple | None) -> str:
     if note is None:
         return "nothing (it sees itself outside the placement)"
     size, dtype, entries, shape = note
     return f"{dtype} {size} as {entries}" + (f" of {shape}" if shape is not None else "")
 
 
-def wrong_piece(
-    spec: TensorSpec, at: Coordinate | None, rank: int, found: tuple[int, ...]
+def wrong_shard_error(
+    spec: TensorSpec, at: Coordinate | None, rank: int, shape: tuple[int, ...]
 ) -> ValueError:
-    """Return the error for a shard of shape ``found`` that does not fit ``spec`` on ``rank``."""
+    """Return the error for a shard of shape ``shape`` that does not fit ``spec`` on ``rank``."""
     return ValueError(
-        f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
+        f"from_local: rank {rank} has a piece of shape {shape}, and of {spec} it holds "
         f"{spec.local_shape(at)}: "
         + (
             ""
@@ -130,17 +133,17 @@ def check_equal_along(
     The ranks of the placement compare hashes. ``what`` names the op in the error.
     """
     ranks = tuple(placement.ranks.ravel().tolist())
-    found = gathered(checking.digest(x), ranks)
+    gathered_digests = gather_from_ranks(checking.digest(x), ranks)
     # Each rank compares all digests, not only its own, so that all raise the same error.
-    digests = dict(zip(ranks, found, strict=True))
-    for rank, own in digests.items():
-        at = placement.coordinate_of(rank)
-        assert at is not None
-        twin = placement.rank_at([0 if axis in axes else c for axis, c in enumerate(at)])
-        if digests[twin] != own:
+    digests = dict(zip(ranks, gathered_digests, strict=True))
+    for rank, digest in digests.items():
+        coordinate = placement.coordinate_of(rank)
+        assert coordinate is not None
+        replica = placement.rank_at([0 if axis in axes else c for axis, c in enumerate(coordinate)])
+        if digests[replica] != digest:
             raise ValueError(
-                f"{what}: ranks {twin} and {rank} must have the same values, and they differ:\n"
-                f"  rank {twin} has {digests[twin]}\n  rank {rank} has {own}\n"
+                f"{what}: ranks {replica} and {rank} must have the same values, and they differ:\n"
+                f"  rank {replica} has {digests[replica]}\n  rank {rank} has {digest}\n"
                 "  Make them equal (same seed, same data), or give the SBP of the pieces with "
                 "from_local(piece, ...)."
             )

@@ -15,8 +15,8 @@ from mirrored.transports.default import current
 
 from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_other_views
 from ...movement import check_mode as checking
-from ...movement.differentiable import spread
-from ...movement.sparse_parts import without_values
+from ...movement.differentiable import shard_of_plain
+from ...movement.sparse_parts import meta_like
 from ...movement.world import device_of, my_coordinate
 from ...spec import (
     Coordinate,
@@ -29,8 +29,8 @@ from ...spec import (
     check_placement,
     resolve_dims,
 )
-from .agreed_shards import agreed_spec, check_equal_along, wrong_piece
-from .scope import chosen
+from .agreed_shards import agreed_spec, check_equal_along, wrong_shard_error
+from .scope import resolved_placement
 
 
 def from_local(
@@ -66,26 +66,26 @@ def from_local(
     _check_plain(shard, "from_local", "shard")
     check_world("from_local", placement)
     check = check or checking.enabled
-    at = my_coordinate(placement)
-    entries = _entries(
-        "from_local", sbp, placement, shard.ndim if shape is None else len(shape), at
+    coordinate = my_coordinate(placement)
+    entries = _resolved_sbp(
+        "from_local", sbp, placement, shard.ndim if shape is None else len(shape), coordinate
     )
-    if at is not None:
+    if coordinate is not None:
         _check_device("from_local", shard, placement)
     # The logical shape depends on other ranks if a dim is split, or if some ranks are outside.
-    told = check or (
+    exchanges_shapes = check or (
         shape is None
         and (any(isinstance(e, Split) for e in entries) or placement.size != current().size)
     )
-    spec = agreed_spec(shard, placement, entries, shape, check) if told else None
+    spec = agreed_spec(shard, placement, entries, shape, check) if exchanges_shapes else None
     if spec is None:
         size = shard.shape if shape is None else shape
         spec = TensorSpec.of(placement, entries, size, shard.dtype)
-        if at is not None and tuple(shard.shape) != spec.local_shape(at):
-            raise wrong_piece(spec, at, current().rank, tuple(shard.shape))
+        if coordinate is not None and tuple(shard.shape) != spec.local_shape(coordinate):
+            raise wrong_shard_error(spec, coordinate, current().rank, tuple(shard.shape))
     check_partial("from_local", spec)
-    if at is None:
-        return attach(without_values(shard, spec.local_shape(None), spec.dtype), spec)
+    if coordinate is None:
+        return attach(meta_like(shard, spec.local_shape(None), spec.dtype), spec)
     # An alias, because `attach` changes the class of its argument, and `shard` is the caller's.
     keeps_history = shard.requires_grad and torch.is_grad_enabled()
     return attach(shard.view_as(shard) if keeps_history else shard.detach(), spec)
@@ -115,7 +115,7 @@ def distribute(
         ValueError: with ``check``, the values differ.
     """
     _check_plain(tensor, "distribute", "tensor")
-    placement, sbp = chosen("distribute", placement, sbp)
+    placement, sbp = resolved_placement("distribute", placement, sbp)
     check_world("distribute", placement)
     spec = TensorSpec.of(placement, sbp, tensor.shape, tensor.dtype)
     check_partial("distribute", spec)
@@ -123,8 +123,8 @@ def distribute(
         check_equal_along("distribute", tensor, placement, tuple(range(placement.ndim)))
     if my_coordinate(placement) is not None and tensor.device.type != placement.type:
         tensor = tensor.to(device_of(placement))
-    checking.calling("distribute")
-    return attach(spread(tensor, spec), spec)
+    checking.set_current_op("distribute")
+    return attach(shard_of_plain(tensor, spec), spec)
 
 
 def _check_plain(x: Any, what: str, name: str) -> None:
@@ -154,15 +154,15 @@ def check_world(what: str, placement: Placement) -> None:
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
         raise RuntimeError(
-            f"{what}: {placement} is of {_count(placement.size)}, and the world has "
-            f"{_count(size)}: the program was started by python and not by torchrun, or with "
+            f"{what}: {placement} is of {_ranks_text(placement.size)}, and the world has "
+            f"{_ranks_text(size)}: the program was started by python and not by torchrun, or with "
             "fewer processes, or torch.distributed is not initialised.\n"
             f"  Start it with torchrun --standalone --nproc_per_node {placement.ranks.max() + 1} "
             "PROGRAM: the first global tensor then joins the ranks."
         )
 
 
-def _count(ranks: int) -> str:
+def _ranks_text(ranks: int) -> str:
     return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
 
 
@@ -175,14 +175,14 @@ def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:
         )
 
 
-def _entries(
-    what: str, sbp: SbpLike, placement: Placement, ndim: int, at: Coordinate | None
+def _resolved_sbp(
+    what: str, sbp: SbpLike, placement: Placement, ndim: int, coordinate: Coordinate | None
 ) -> NdSbp:
     """Return ``sbp`` as a tuple with one SBP per axis, with negative dims resolved.
 
-    A rank outside the placement (``at`` None) does not know the number of dims, and leaves them as
-    they are.
+    A rank outside the placement (``coordinate`` None) does not know the number of dims, and leaves
+    them as they are.
     """
-    if at is None:
+    if coordinate is None:
         return as_nd_sbp(sbp)
     return resolve_dims(sbp, placement, (0,) * ndim)

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import counts_out_of_memory
 
 from ...dispatch.plans.shards import attach, check_partial
 from ...forms.random.draw import fill_integers, fill_normal, fill_uniform, key_from, permutation
-from ...movement.differentiable import spread
-from ...movement.recut import places
+from ...movement.differentiable import shard_of_plain
+from ...movement.recut import indices_of_runs
 from ...movement.world import device_of, my_coordinate
 from ...spec import P, Placement, SbpLike, TensorSpec
 from .create import check_world, distribute
-from .scope import chosen
+from .scope import resolved_placement
 
 # (local shard, spec) -> None: writes this rank's values into the shard.
 Fill = Callable[[torch.Tensor, TensorSpec], Any]
@@ -35,7 +35,7 @@ def zeros(
 
     ``options`` are the keyword arguments of torch's function, such as ``dtype``.
     """
-    return _filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
+    return _make_filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
 
 
 def ones(
@@ -45,7 +45,9 @@ def ones(
 
     ``options`` are the keyword arguments of torch's function, such as ``dtype``.
     """
-    return _filled(torch.ones, size, placement, sbp, options, _once(lambda x, spec: x.fill_(1)))
+    return _make_filled(
+        torch.ones, size, placement, sbp, options, _fill_first_addend(lambda x, spec: x.fill_(1))
+    )
 
 
 def empty(
@@ -56,7 +58,7 @@ def empty(
     They are arbitrary, and those of a replicated (B) tensor may differ between ranks. ``options``
     are the keyword arguments of torch's function, such as ``dtype``.
     """
-    return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
+    return _make_filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
 
 
 def full(
@@ -73,8 +75,13 @@ def full(
     function, such as ``dtype``.
     """
     value = fill_value.item() if isinstance(fill_value, torch.Tensor) else fill_value
-    return _filled(
-        torch.full, (size, value), placement, sbp, options, _once(lambda x, spec: x.fill_(value))
+    return _make_filled(
+        torch.full,
+        (size, value),
+        placement,
+        sbp,
+        options,
+        _fill_first_addend(lambda x, spec: x.fill_(value)),
     )
 
 
@@ -85,7 +92,9 @@ def eye(
 
     ``eye(4, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's function.
     """
-    return _filled(torch.eye, size, placement, sbp, options, _once(_diagonal))
+    return _make_filled(
+        torch.eye, size, placement, sbp, options, _fill_first_addend(_fill_diagonal)
+    )
 
 
 def arange(
@@ -95,7 +104,7 @@ def arange(
 
     ``options`` are the keyword arguments of torch's function, such as ``dtype``.
     """
-    return _cut(torch.arange, args, placement, sbp, options)
+    return _make_from_whole(torch.arange, args, placement, sbp, options)
 
 
 def linspace(
@@ -106,7 +115,7 @@ def linspace(
     ``linspace(0, 1, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
     function, such as ``dtype``.
     """
-    return _cut(torch.linspace, args, placement, sbp, options)
+    return _make_from_whole(torch.linspace, args, placement, sbp, options)
 
 
 def logspace(
@@ -117,7 +126,7 @@ def logspace(
     ``logspace(0, 2, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
     function, such as ``dtype``.
     """
-    return _cut(torch.logspace, args, placement, sbp, options)
+    return _make_from_whole(torch.logspace, args, placement, sbp, options)
 
 
 def rand(
@@ -128,12 +137,12 @@ def rand(
     The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
     torch's function, such as ``generator``.
     """
-    key = _key("rand", options)
+    key = _key_drawer("rand", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
         fill_uniform(x, spec, key(spec.placement))
 
-    return _filled(torch.rand, size, placement, sbp, options, fill)
+    return _make_filled(torch.rand, size, placement, sbp, options, fill)
 
 
 def randn(
@@ -144,12 +153,12 @@ def randn(
     The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
     torch's function, such as ``generator``.
     """
-    key = _key("randn", options)
+    key = _key_drawer("randn", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
         fill_normal(x, spec, key(spec.placement))
 
-    return _filled(torch.randn, size, placement, sbp, options, fill)
+    return _make_filled(torch.randn, size, placement, sbp, options, fill)
 
 
 def normal(
@@ -166,8 +175,8 @@ def normal(
     The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
     torch's function, such as ``generator``.
     """
-    key = _key("normal", options)
-    return _filled(
+    key = _key_drawer("normal", options)
+    return _make_filled(
         torch.normal,
         (mean, std, size),
         placement,
@@ -185,7 +194,7 @@ def randint(
     The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
     torch's function, such as ``generator``.
     """
-    key = _key("randint", options)
+    key = _key_drawer("randint", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
         bounds = [a for a in args if not isinstance(a, tuple | list)]
@@ -193,7 +202,7 @@ def randint(
         low, high = bounds if len(bounds) == 2 else (0, *bounds)
         fill_integers(x, spec, key(spec.placement), low, high)
 
-    return _filled(torch.randint, args, placement, sbp, options, fill)
+    return _make_filled(torch.randint, args, placement, sbp, options, fill)
 
 
 def randperm(
@@ -204,16 +213,16 @@ def randperm(
     It does not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
     torch's function, such as ``generator``.
     """
-    key = _key("randperm", options)
-    placement, sbp = chosen("randperm", placement, sbp)
+    key = _key_drawer("randperm", options)
+    placement, sbp = resolved_placement("randperm", placement, sbp)
 
     def make(n: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        drawn = key(placement)
+        drawn_key = key(placement)
         if device.type == "meta":
             return torch.empty(n, dtype=dtype, device=device)
-        return permutation(n, drawn, device).to(dtype)
+        return permutation(n, drawn_key, device).to(dtype)
 
-    return _cut(torch.randperm, (n,), placement, sbp, options, make)
+    return _make_from_whole(torch.randperm, (n,), placement, sbp, options, make)
 
 
 def tensor(
@@ -230,7 +239,7 @@ def tensor(
     ``tensor([1.0, 2.0], placement=p, sbp=S(0))``. With ``check`` the data is compared between
     ranks.
     """
-    placement, sbp = chosen("tensor", placement, sbp)
+    placement, sbp = resolved_placement("tensor", placement, sbp)
     x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)
     return x.requires_grad_() if requires_grad else x
 
@@ -238,8 +247,8 @@ def tensor(
 # -- how -------------------------------------------------------------------------------------------
 
 
-@counts_lacks
-def _filled(
+@counts_out_of_memory
+def _make_filled(
     like: Callable[..., torch.Tensor],
     args: tuple,
     placement: Placement | None,
@@ -257,11 +266,11 @@ def _filled(
         options: its keyword arguments.
         fill: called with (shard, spec) to write this rank's values.
     """
-    spec, requires_grad = _spec_of(like, args, placement, sbp, options)
+    spec, requires_grad = _spec_of_factory_call(like, args, placement, sbp, options)
     local = torch.empty(
         spec.local_shape(my_coordinate(spec.placement)),
         dtype=spec.dtype,
-        device=_device_here(spec.placement),
+        device=_local_device(spec.placement),
     )
     # Also on ranks outside, with a meta tensor, so that random factories draw a key on every rank.
     fill(local, spec)
@@ -269,8 +278,8 @@ def _filled(
     return x.requires_grad_() if requires_grad else x
 
 
-@counts_lacks
-def _cut(
+@counts_out_of_memory
+def _make_from_whole(
     like: Callable[..., torch.Tensor],
     args: tuple,
     placement: Placement | None,
@@ -290,17 +299,17 @@ def _cut(
         options: its keyword arguments.
         make: function that makes the values, if not ``like``.
     """
-    spec, requires_grad = _spec_of(like, args, placement, sbp, options)
+    spec, requires_grad = _spec_of_factory_call(like, args, placement, sbp, options)
     extra = {k: v for k, v in options.items() if k not in _OPTIONS}
-    whole = (make or like)(*args, **extra, dtype=spec.dtype, device=_device_here(spec.placement))
-    x = attach(spread(whole, spec), spec)
+    whole = (make or like)(*args, **extra, dtype=spec.dtype, device=_local_device(spec.placement))
+    x = attach(shard_of_plain(whole, spec), spec)
     return x.requires_grad_() if requires_grad else x
 
 
 _OPTIONS = ("dtype", "requires_grad", "generator")
 
 
-def _spec_of(
+def _spec_of_factory_call(
     like: Callable[..., torch.Tensor],
     args: tuple,
     placement: Placement | None,
@@ -313,7 +322,7 @@ def _spec_of(
         TypeError: ``device`` is given, which the placement decides, or the placement is missing.
     """
     what = like.__name__
-    placement, sbp = chosen(what, placement, sbp)
+    placement, sbp = resolved_placement(what, placement, sbp)
     if "device" in options:
         raise TypeError(
             f"{what}: device={options['device']!r} was given, and the placement says where the "
@@ -328,11 +337,11 @@ def _spec_of(
     return spec, bool(options.get("requires_grad", False))
 
 
-def _device_here(placement: Placement) -> torch.device:
+def _local_device(placement: Placement) -> torch.device:
     return torch.device("meta") if my_coordinate(placement) is None else device_of(placement)
 
 
-def _key(what: str, options: dict) -> Callable[[Placement], Any]:
+def _key_drawer(what: str, options: dict) -> Callable[[Placement], Any]:
     """Return a function that draws the key (seed and counter) of a random op on a placement.
 
     The factory calls it only after the arguments were checked, so that a failing call draws no key.
@@ -340,15 +349,17 @@ def _key(what: str, options: dict) -> Callable[[Placement], Any]:
     return lambda placement: key_from(options.get("generator"), what, placement)
 
 
-def _once(fill: Fill) -> Fill:
+def _fill_first_addend(fill: Fill) -> Fill:
     """Wrap ``fill`` so that it is right for P tensors, whose value is the sum over ranks.
 
     The first rank of each P axis fills its shard, and the others write zeros.
     """
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
-        at = my_coordinate(spec.placement)
-        if at is not None and any(e is P and c for e, c in zip(spec.sbp, at, strict=True)):
+        coordinate = my_coordinate(spec.placement)
+        if coordinate is not None and any(
+            e is P and c for e, c in zip(spec.sbp, coordinate, strict=True)
+        ):
             x.zero_()
         else:
             fill(x, spec)
@@ -356,16 +367,16 @@ def _once(fill: Fill) -> Fill:
     return run
 
 
-def _diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
+def _fill_diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
     """Write this rank's shard of an identity matrix into ``x``."""
-    at = my_coordinate(spec.placement)
+    coordinate = my_coordinate(spec.placement)
     if spec.layout.is_cut:
         if not x.is_meta:
-            rows, columns = map(places, spec.runs(at))
+            rows, columns = map(indices_of_runs, spec.runs(coordinate))
             x.copy_(rows.unsqueeze(1) == columns)
         return
-    (top, left), (rows, columns) = spec.region(at)
+    (top, left), (rows, columns) = spec.region(coordinate)
     x.zero_()
-    low, high = max(top, left), min(top + rows, left + columns)
-    if low < high and not x.is_meta:
-        x[low - top : high - top, low - left : high - left].fill_diagonal_(1)
+    first, end = max(top, left), min(top + rows, left + columns)
+    if first < end and not x.is_meta:
+        x[first - top : end - top, first - left : end - left].fill_diagonal_(1)

@@ -37,7 +37,7 @@ def placement_scope(placement: Placement) -> Iterator[Placement]:
         _scope.placement = before
 
 
-def chosen(
+def resolved_placement(
     what: str, placement: Placement | None, sbp: SbpLike | None
 ) -> tuple[Placement, SbpLike]:
     """Return the placement and SBP that the factory ``what`` uses: as passed, or the scope's.
@@ -47,15 +47,15 @@ def chosen(
     """
     if placement is not None:
         check_placement(what, placement)
-    where = _scope.placement if placement is None else placement
-    if sbp is None and where is not None and _scope.placement is not None:
-        sbp = (B,) * where.ndim
-    if where is None or sbp is None:
-        lacking = [name for name, x in (("placement", placement), ("sbp", sbp)) if x is None]
+    chosen_placement = _scope.placement if placement is None else placement
+    if sbp is None and chosen_placement is not None and _scope.placement is not None:
+        sbp = (B,) * chosen_placement.ndim
+    if chosen_placement is None or sbp is None:
+        missing = [name for name, x in (("placement", placement), ("sbp", sbp)) if x is None]
         raise TypeError(
-            f"{what}: {' and '.join(lacking)} is missing, and a "
+            f"{what}: {' and '.join(missing)} is missing, and a "
             f'global tensor needs both. Write {what}(..., placement=placement("cpu", ranks), '
             "sbp=S(0)), or call it inside `with placement_scope(p)`; "
             "for a plain tensor use torch's own."
         )
-    return where, sbp
+    return chosen_placement, sbp

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...dispatch.plans.shards import plain
-from ...dispatch.running.moved_views import fresh
+from ...dispatch.running.moved_views import refresh
 from ...movement.world import my_coordinate
 from ...spec import TensorSpec
 
@@ -34,8 +34,8 @@ def box_of(spec: TensorSpec) -> Box | None:
     Raises:
         RuntimeError: a shard is not one contiguous region, as with a cut such as zigzag.
     """
-    at = my_coordinate(spec.placement)
-    if at is None:
+    coordinate = my_coordinate(spec.placement)
+    if coordinate is None:
         return None
     if spec.numel == 0:
         return (0,) * spec.ndim, tuple(spec.shape)
@@ -44,7 +44,7 @@ def box_of(spec: TensorSpec) -> Box | None:
             f"checkpoint: a tensor is {spec}, which is no one box on each rank. Save and load it "
             f"by consistent.checkpoint, or box it first: x.to_global(sbp={spec.plain.sbp})."
         )
-    starts, sizes = spec.region(at)
+    starts, sizes = spec.region(coordinate)
     return (starts, sizes) if 0 not in sizes else None
 
 
@@ -59,10 +59,12 @@ def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
 
 def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
     """Return what ``write_items`` returns, for a spec without its tensor; the spec has no P."""
-    return _items(fqn, spec.shape, spec.dtype, box_of(spec))
+    return _write_items_of_box(fqn, spec.shape, spec.dtype, box_of(spec))
 
 
-def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> list[Any]:
+def _write_items_of_box(
+    fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None
+) -> list[Any]:
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         MetadataIndex,
@@ -107,7 +109,7 @@ def tensor_shard(x: Any, index: Any) -> torch.Tensor:
             f"{'nothing' if box is None else f'the box at {box[0]}'}, and not one at "
             f"{tuple(index.offset or ())}. Plan and carry out a save or load with the same tensors."
         )
-    shard = plain(fresh(x)).detach()
+    shard = plain(refresh(x)).detach()
     return shard if x._spec.numel else shard.new_empty(x._spec.shape)
 
 
@@ -121,7 +123,7 @@ class ShardCopy(torch.Tensor):
     _write_spec: tuple[torch.Size, torch.dtype, Box | None]
 
     def __create_write_items__(self, fqn: str, _: Any = None) -> list[Any]:
-        return _items(fqn, *self._write_spec)
+        return _write_items_of_box(fqn, *self._write_spec)
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)
@@ -135,7 +137,7 @@ def copy_of_shard(x: Any) -> ShardCopy:
     shape = (0,) if box is None else box[1]
     copy: Any = torch.empty(shape, dtype=spec.dtype)
     if box is not None and spec.numel:
-        copy.copy_(plain(fresh(x)).detach())
+        copy.copy_(plain(refresh(x)).detach())
     copy = copy.as_subclass(ShardCopy)
     copy._write_spec = (spec.shape, spec.dtype, box)
     return copy

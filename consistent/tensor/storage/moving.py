@@ -10,7 +10,7 @@ from mirrored import mirrored_tensor
 from mirrored.mirrored_tensor import MirroredTensor
 
 from ...dispatch.plans.shards import attach, check_partial, plain
-from ...dispatch.running.moved_views import fresh
+from ...dispatch.running.moved_views import refresh
 from ...movement import check_mode
 from ...movement.boxed import box
 from ...movement.world import my_coordinate
@@ -51,25 +51,25 @@ def to_global(
         RuntimeError: the placement names ranks that the world does not have.
     """
     spec: TensorSpec = self._spec  # type: ignore[attr-defined]
-    where = spec.placement if placement is None else placement
-    if where != spec.placement:
-        check_world("to_global", where)
-    entries = resolve_sbp(spec.sbp if sbp is None else sbp, where, spec.shape)
-    target = TensorSpec.of(where, entries, spec.shape, spec.dtype)
-    wanted = None if grad_sbp is None else resolve_sbp(grad_sbp, where, spec.shape)
-    if target is spec and wanted is None:
+    target_placement = spec.placement if placement is None else placement
+    if target_placement != spec.placement:
+        check_world("to_global", target_placement)
+    entries = resolve_sbp(spec.sbp if sbp is None else sbp, target_placement, spec.shape)
+    target = TensorSpec.of(target_placement, entries, spec.shape, spec.dtype)
+    grad_entries = None if grad_sbp is None else resolve_sbp(grad_sbp, target_placement, spec.shape)
+    if target is spec and grad_entries is None:
         return self
     check_partial("to_global", target)
     if _HANDLE_TO_GLOBAL:
         return _HANDLE_TO_GLOBAL[-1](self, target, grad_sbp)
-    check_mode.calling("to_global")
-    x = fresh(self)
-    out = box(x, spec, target, wanted)
+    check_mode.set_current_op("to_global")
+    x = refresh(self)
+    out = box(x, spec, target, grad_entries)
     # `attach` changes its argument in place, so an ``x`` that was not moved needs an alias.
-    moved = attach(plain(out) if out is x else out, target)
+    result = attach(plain(out) if out is x else out, target)
     for notify in _ON_TO_GLOBAL:
-        notify(self, moved)
-    return moved
+        notify(self, result)
+    return result
 
 
 def to_local(self: Any) -> torch.Tensor:
@@ -83,7 +83,7 @@ def to_local(self: Any) -> torch.Tensor:
         notify(self)
     if my_coordinate(self._spec.placement) is None:
         return torch.empty(0, dtype=self.dtype, device=self.device)
-    return plain(fresh(self))
+    return plain(refresh(self))
 
 
 def sbp_of(self: Any) -> NdSbp:
@@ -103,4 +103,4 @@ def to_mirrored(self: Any) -> MirroredTensor:
     for notify in _ON_LAYOUT_READ:
         notify(self)
     ranks = self._spec.placement.ranks.ravel().tolist()
-    return mirrored_tensor.from_local(plain(fresh(self)), ranks)
+    return mirrored_tensor.from_local(plain(refresh(self)), ranks)

@@ -13,15 +13,17 @@ from mirrored.transports.default import current
 
 from ...dispatch.plans.shards import attach
 from ...movement.world import device_of, my_coordinate
-from ...spec import Coordinate, Placement, TensorSpec, misfit
+from ...spec import Coordinate, Placement, TensorSpec, invalid_dtype_reason
 
 # Attributes that belong to one object and are not copied to its copies.
-OWN = ("_spec", "_moved_view", "_in_step", "_data_given", "_grad_coder")
+UNSAVED_ATTRIBUTES = ("_spec", "_moved_view", "_in_step", "_data_was_read", "_grad_coder")
 
 _MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
 
 
-def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any) -> Any:
+def restored_tensor(
+    local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any
+) -> Any:
     """Return the global tensor that a file contains on this rank: a shard with its layout.
 
     This rank must be at the coordinate of the placement at which the shard was saved.
@@ -37,13 +39,13 @@ def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extr
         RuntimeError: the shard was saved by a rank at another coordinate.
         ValueError: the parts do not fit together; ``torch.save`` did not write them.
     """
-    spec = _spec_of(layout, saved_at)
-    at = my_coordinate(spec.placement)
-    if at != saved_at:
-        raise _elsewhere(saved_at, str(spec.placement), f"at {at}")
+    spec = _checked_spec(layout, saved_at)
+    coordinate = my_coordinate(spec.placement)
+    if coordinate != saved_at:
+        raise _other_rank_error(saved_at, str(spec.placement), f"at {coordinate}")
     if type(requires_grad) is not bool:
         _refuse(f"requires_grad is a {type(requires_grad).__name__}, and not True or False")
-    x = attach(_shard(local, spec, at), spec)
+    x = attach(_checked_shard(local, spec, coordinate), spec)
     _check_extra(type(x), extra)
     x.__dict__.update(extra)
     return x.requires_grad_() if requires_grad else x
@@ -57,40 +59,46 @@ def _refuse(why: str) -> NoReturn:
     )
 
 
-def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
+def _other_rank_error(saved_at: Any, placement: str, where: str) -> RuntimeError:
     """Return the error for a shard that was saved by a rank at another coordinate."""
     return RuntimeError(
         f"load: this is the shard of a global tensor that the rank at {saved_at} of {placement} "
-        f"saved or sent, and this rank is {here}. Use x.full() to save or send the whole tensor, "
+        f"saved or sent, and this rank is {where}. Use x.full() to save or send the whole tensor, "
         "or load on every rank the file that it saved itself. consistent.checkpoint.save writes "
         "what any number of ranks loads, and consistent.checkpoint.full_state_dict(module) is a "
         "whole state dict on one rank."
     )
 
 
-def _spec_of(layout: Any, saved_at: Any) -> TensorSpec:
+def _checked_spec(layout: Any, saved_at: Any) -> TensorSpec:
     """Return the spec that ``layout`` of a file describes, after checking every part of it."""
     if not (_is_tuple(layout, 4) and _is_tuple(layout[0], 3)):
         _refuse("its layout is not a grid of ranks, an SBP, a shape and a dtype")
     (kind, ranks, axes), sbp, shape, dtype = layout
-    if not (saved_at is None or _is_ints(saved_at)):
+    if not (saved_at is None or _is_tuple_of_ints(saved_at)):
         _refuse("the place where it was saved is not a coordinate")
     if not (axes is None or (type(axes) is tuple and all(type(a) is str for a in axes))):
         _refuse("the names of its axes are not texts")
     if type(sbp) is not str or not isinstance(dtype, torch.dtype):
         _refuse("its SBP is not a text, or its dtype not one of torch's")
-    if not _is_ints(shape) or min(shape, default=0) < 0 or _bytes(shape, dtype) > _MOST_BYTES:
+    if (
+        not _is_tuple_of_ints(shape)
+        or min(shape, default=0) < 0
+        or _bounded_nbytes(shape, dtype) > _MOST_BYTES
+    ):
         _refuse("its shape is not one of a tensor")
     world = current().size
-    found = _numbers(ranks, world)
-    if found is None:
+    flat_ranks = _flat_ranks(ranks, world)
+    if flat_ranks is None:
         _refuse("its placement is not a grid of ranks")
-    if not found or max(found) >= world:
-        raise _elsewhere(saved_at, f"ranks {ranks if found else '...'}", f"in a world of {world}")
+    if not flat_ranks or max(flat_ranks) >= world:
+        raise _other_rank_error(
+            saved_at, f"ranks {ranks if flat_ranks else '...'}", f"in a world of {world}"
+        )
     spec = TensorSpec.of(Placement(kind, ranks, axes), sbp, shape, dtype)
-    why = misfit(spec)
-    if why is not None:
-        _refuse(why)
+    mismatch = invalid_dtype_reason(spec)
+    if mismatch is not None:
+        _refuse(mismatch)
     return spec
 
 
@@ -99,11 +107,11 @@ def _is_tuple(x: Any, size: int) -> bool:
     return type(x) is tuple and len(x) == size
 
 
-def _is_ints(x: Any) -> bool:
+def _is_tuple_of_ints(x: Any) -> bool:
     return isinstance(x, tuple) and all(type(n) is int for n in x)
 
 
-def _bytes(shape: Any, dtype: torch.dtype) -> int:
+def _bounded_nbytes(shape: Any, dtype: torch.dtype) -> int:
     """Return the bytes of a tensor; if over ``_MOST_BYTES``, just some number over it."""
     total = dtype.itemsize
     for n in shape:
@@ -113,35 +121,35 @@ def _bytes(shape: Any, dtype: torch.dtype) -> int:
     return total
 
 
-def _numbers(ranks: Any, world: int) -> list[int] | None:
+def _flat_ranks(ranks: Any, world: int) -> list[int] | None:
     """Return the ints in nested lists of ranks, flattened: [[0, 1], [2, 3]] -> [0, 1, 2, 3].
 
     [] if there are more ints than the world has ranks, None if the lists hold anything else. The
     number of steps is bounded, since a malicious file may nest one list in many others.
     """
-    found: list[int] = []
-    rest, steps = [(ranks, 0)], 0
-    while rest:
-        each, depth = rest.pop()
+    flat_ranks: list[int] = []
+    stack, steps = [(ranks, 0)], 0
+    while stack:
+        item, depth = stack.pop()
         steps += 1
-        if type(each) is int:
-            found.append(each)
-        elif type(each) is list and depth < 16 and each:
-            rest += [(inner, depth + 1) for inner in each[: world + 1]]
+        if type(item) is int:
+            flat_ranks.append(item)
+        elif type(item) is list and depth < 16 and item:
+            stack += [(inner, depth + 1) for inner in item[: world + 1]]
         else:
             return None
-        if len(found) > world or steps > 16 * (world + 1):
+        if len(flat_ranks) > world or steps > 16 * (world + 1):
             return []
-    return found
+    return flat_ranks
 
 
-def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
+def _checked_shard(local: Any, spec: TensorSpec, coordinate: Coordinate | None) -> torch.Tensor:
     """Return the shard ``local``, read from a file, after checking it against ``spec``.
 
-    ``at`` is this rank's coordinate in the placement, None outside.
+    ``coordinate`` is this rank's coordinate in the placement, None outside.
     """
-    shape = spec.local_shape(at)
-    if at is None:
+    shape = spec.local_shape(coordinate)
+    if coordinate is None:
         if local is not None:
             _refuse("it has a shard of a rank that is outside its placement")
         return torch.empty(shape, dtype=spec.dtype, device="meta")
@@ -163,5 +171,5 @@ def _check_extra(cls: type, extra: Any) -> None:
     if type(extra) is not dict:
         _refuse(f"its further attributes are a {type(extra).__name__}, and not a dictionary")
     for name in extra:
-        if type(name) is not str or name in OWN or hasattr(cls, name):
+        if type(name) is not str or name in UNSAVED_ATTRIBUTES or hasattr(cls, name):
             _refuse(f"it would replace the attribute {str(name)[:40]!r} of global tensors")

@@ -22,13 +22,13 @@ from mirrored.transports.default import current
 from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import attach, plain
 from ...movement.world import my_coordinate
-from .restored import OWN, restored
+from .restored import UNSAVED_ATTRIBUTES, restored_tensor
 
 
 def shallow_copy(x: Any) -> Any:
     """Implement ``copy.copy``: return another object with the same memory, a leaf as in torch."""
     new = attach(plain(x.detach()), x._spec)
-    _carry(x, new)
+    _copy_attributes(x, new)
     return new
 
 
@@ -50,7 +50,7 @@ def deep_copy(x: Any, memo: dict) -> Any:
         )
     new = x.detach().clone()
     memo[id(x)] = new
-    _carry(x, new)
+    _copy_attributes(x, new)
     if x.grad is not None and not isinstance(x, torch.nn.Parameter):
         gradients.set_raw_grad(new, copy.deepcopy(x.grad, memo))
     return new
@@ -62,16 +62,16 @@ def reduce(x: Any) -> tuple:
     # torch.load(weights_only=True) can load it.
     spec = x._spec
     if not all(entry.is_broadcast for entry in spec.sbp):
-        _warn_of_one_path()
-    at = my_coordinate(spec.placement)
-    local = None if at is None else plain(x.detach()).cpu().contiguous()
+        _warn_of_shared_path()
+    coordinate = my_coordinate(spec.placement)
+    local = None if coordinate is None else plain(x.detach()).cpu().contiguous()
     grid = (spec.placement.type, spec.placement.ranks.tolist(), spec.placement.axes)
-    extra = {k: v for k, v in x.__dict__.items() if k not in OWN}
+    extra = {k: v for k, v in x.__dict__.items() if k not in UNSAVED_ATTRIBUTES}
     layout = (grid, str(spec.sbp), tuple(spec.shape), spec.dtype)
-    return (_rebuild, (local, layout, at, x.requires_grad, extra))
+    return (_rebuild, (local, layout, coordinate, x.requires_grad, extra))
 
 
-def _warn_of_one_path() -> None:
+def _warn_of_shared_path() -> None:
     """Warn if ``torch.save`` writes a shard to a path that other ranks may write to as well.
 
     Each rank would overwrite what the others wrote. Ranks cannot compare their paths here, because
@@ -87,7 +87,7 @@ def _warn_of_one_path() -> None:
         if frame is None:
             return  # pickle without torch.save, as when an object is sent to another process
     path, ranks = _path_of(frame.f_locals.get("f")), current()
-    if path is None or ranks.size == 1 or _names(path, ranks.rank):
+    if path is None or ranks.size == 1 or _names_rank(path, ranks.rank):
         return
     warnings.warn(
         f"torch.save to {path!r} writes this rank's shards of global tensors, and the "
@@ -113,7 +113,7 @@ def _path_of(f: Any) -> str | None:
     return None if path.startswith("<") else path
 
 
-def _names(path: str, rank: int) -> bool:
+def _names_rank(path: str, rank: int) -> bool:
     """Return whether the name of the file or its folder has the number ``rank`` in it.
 
     For rank 1, model.1.pt and rank_01/model.pt have it.
@@ -124,13 +124,13 @@ def _names(path: str, rank: int) -> bool:
     return bool(in_name or re.fullmatch(rf"(rank|r)?[-_]?{number}", os.path.basename(folder)))
 
 
-def _carry(old: Any, new: Any) -> None:
+def _copy_attributes(old: Any, new: Any) -> None:
     """Give ``new``, a copy of ``old``, the attributes that copies share, and ``requires_grad``."""
     for key, value in old.__dict__.items():
-        if key not in OWN:
+        if key not in UNSAVED_ATTRIBUTES:
             new.__dict__[key] = value
-    if old._data_given:  # a shallow copy shares memory, so writes may reach it uncounted, too
-        new._data_given = True
+    if old._data_was_read:  # a shallow copy shares memory, so writes may reach it uncounted, too
+        new._data_was_read = True
     if old.requires_grad:
         new.requires_grad_()
 
@@ -140,7 +140,7 @@ def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: 
 
     Saved files refer to this function by name, so it must not be renamed.
     """
-    return restored(local, layout, saved_at, requires_grad=requires_grad, extra=extra)
+    return restored_tensor(local, layout, saved_at, requires_grad=requires_grad, extra=extra)
 
 
 # torch.load(weights_only=True) calls only functions that are registered here.

@@ -19,7 +19,7 @@ from ..making.create import distribute
 _LAYOUT = "_step_sbp"  # stored as a string, since torch.load(weights_only=True) loads strings
 
 
-def lay_step(param: Any, sbp: NdSbp) -> None:
+def set_step_layout(param: Any, sbp: NdSbp) -> None:
     """Make optimizers update ``param``, and keep their state for it, in the layout ``sbp``.
 
     Parallelization plans such as ZeRO-1 call it: the parameter is whole on each rank, and the rank
@@ -29,26 +29,26 @@ def lay_step(param: Any, sbp: NdSbp) -> None:
 
 
 def forget_step_layout(param: Any) -> None:
-    """Undo ``lay_step``, so that optimizers update ``param`` in its own layout."""
+    """Undo ``set_step_layout``, so that optimizers update ``param`` in its own layout."""
     param.__dict__.pop(_LAYOUT, None)
 
 
 def has_step_layout(param: Any) -> bool:
-    """Return whether ``lay_step`` was called for ``param``."""
+    """Return whether ``set_step_layout`` was called for ``param``."""
     return _LAYOUT in param.__dict__
 
 
 def step_spec(param: Any) -> TensorSpec:
     """Return the spec in which optimizers update ``param`` and keep their state for it.
 
-    It is that of the parameter unless ``lay_step`` was called.
+    It is that of the parameter unless ``set_step_layout`` was called.
     """
     text = param.__dict__.get(_LAYOUT)
-    return param._spec if text is None else param._spec.with_sbp(_parsed(text))
+    return param._spec if text is None else param._spec.with_sbp(_parse_sbp(text))
 
 
 @lru_cache
-def _parsed(text: str) -> NdSbp:
+def _parse_sbp(text: str) -> NdSbp:
     return as_nd_sbp(text)
 
 
@@ -89,11 +89,13 @@ def loaded_state(param: Any, value: Any) -> Any:
     """
     if not is_global(param) or value.ndim == 0:
         return value
-    laid = step_spec(param).with_dtype(value.dtype)
+    target = step_spec(param).with_dtype(value.dtype)
     if value.shape != param.shape:
-        if not is_global(value) or value._spec.placement == laid.placement:
+        if not is_global(value) or value._spec.placement == target.placement:
             return value
-        laid = TensorSpec.of(laid.placement, (B,) * laid.placement.ndim, value.shape, value.dtype)
+        target = TensorSpec.of(
+            target.placement, (B,) * target.placement.ndim, value.shape, value.dtype
+        )
     if not is_global(value):
-        return distribute(value.detach(), laid.placement, laid.sbp)
-    return value if value._spec is laid else rebox(value, laid, "optimizer state")
+        return distribute(value.detach(), target.placement, target.sbp)
+    return value if value._spec is target else rebox(value, target, "optimizer state")

@@ -13,8 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_op, outline
-from .unseen import unseen
+from ...comm import (
+    CompletedHandle,
+    Handle,
+    Ranks,
+    Shape,
+    Transport,
+    check_member,
+    check_op,
+    placeholder_like,
+)
+from .unseen import hidden_from_modes
 
 
 class CheckedTransport(Transport):
@@ -78,14 +87,14 @@ class CheckedTransport(Transport):
         check_op(op, x.dtype)
         x = x.detach()
         if len(ranks) == 1 or x.numel() == 0:
-            return Done(x)
+            return CompletedHandle(x)
         return self._reduce(x, ranks, op)
 
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        me = self.check("all_gather", ranks, x)
-        check_shapes("all_gather: x", [x.shape], [shapes[me]])
+        position = self.check("all_gather", ranks, x)
+        check_shapes("all_gather: x", [x.shape], [shapes[position]])
         pieces = _outputs(x, shapes, out)
         if len(ranks) == 1:
             pieces[0].copy_(x.detach())
@@ -101,9 +110,9 @@ class CheckedTransport(Transport):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        me = self.check("all_to_all", ranks, *pieces)
-        check_shapes("all_to_all: own piece", [pieces[me].shape], [shapes[me]])
-        received = _outputs(pieces[me], shapes, out)
+        position = self.check("all_to_all", ranks, *pieces)
+        check_shapes("all_to_all: own piece", [pieces[position].shape], [shapes[position]])
+        received = _outputs(pieces[position], shapes, out)
         if len(ranks) == 1:
             received[0].copy_(pieces[0].detach())
         else:
@@ -138,59 +147,59 @@ class CheckedTransport(Transport):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        me = self.rank
+        own_rank = self.rank
         out = [
             torch.empty(tuple(shape), dtype=dtype, device=device) for _, shape, dtype in receives
         ]
         self.check("exchange", ranks, *(x for _, x in sends), *out)
         # Messages of a rank to itself are copied here, and match in order as well.
-        own = iter([x for peer, x in sends if peer == me])
+        own_messages = iter([x for peer, x in sends if peer == own_rank])
         for (peer, _, _), x in zip(receives, out, strict=True):
-            if peer == me:
-                x.copy_(next(own).detach())
-        going = [(peer, x.detach()) for peer, x in sends if peer != me and x.numel()]
-        coming = [
+            if peer == own_rank:
+                x.copy_(next(own_messages).detach())
+        outgoing = [(peer, x.detach()) for peer, x in sends if peer != own_rank and x.numel()]
+        incoming = [
             (peer, x)
             for (peer, _, _), x in zip(receives, out, strict=True)
-            if peer != me and x.numel()
+            if peer != own_rank and x.numel()
         ]
         if len(ranks) > 1:
-            self._exchange(going, coming, ranks, torch.device(device))
+            self._exchange(outgoing, incoming, ranks, torch.device(device))
         return out
 
     def send(self, x: Tensor, to: int, label: str) -> Handle:
         self.check("send", (self.rank, to), x)
         x = x.detach().contiguous()
-        return self._send(x, to, label) if x.numel() else Done(outline(x))
+        return self._send(x, to, label) if x.numel() else CompletedHandle(placeholder_like(x))
 
     def receive(
         self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
     ) -> Handle:
         out = torch.empty(tuple(shape), dtype=dtype, device=device)
         self.check("receive", (self.rank, source), out)
-        return self._receive(out, source, label) if out.numel() else Done(out)
+        return self._receive(out, source, label) if out.numel() else CompletedHandle(out)
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         self.check("gather_objects", ranks)
         return [obj] if len(ranks) == 1 else self._gather_objects(obj, ranks)
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
-        with unseen():
+        with hidden_from_modes():
             # First one byte each, since notes are nearly always empty; objects only if there is a
             # note.
-            mine = torch.tensor([bool(note)], dtype=torch.uint8)
-            told = self.all_gather(mine, [(1,)] * len(ranks), ranks)
-            if not any(flag.item() for flag in told):
+            own_flag = torch.tensor([bool(note)], dtype=torch.uint8)
+            flags = self.all_gather(own_flag, [(1,)] * len(ranks), ranks)
+            if not any(flag.item() for flag in flags):
                 return [b""] * len(ranks)
             return self.gather_objects(note, ranks)
 
 
-def check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
-    """Raise ValueError if a shape of ``given`` differs from that in ``promised``.
+def check_shapes(what: str, shapes: Sequence[Shape], expected_shapes: Sequence[Shape]) -> None:
+    """Raise ValueError if one of ``shapes`` differs from that in ``expected_shapes``.
 
-    ``promised`` are the shapes that the other ranks expect; ``what`` begins the message.
+    ``expected_shapes`` are those that the other ranks expect; ``what`` begins the message.
     """
-    for a, b in zip(given, promised, strict=True):
+    for a, b in zip(shapes, expected_shapes, strict=True):
         if tuple(a) != tuple(b):
             raise ValueError(
                 f"{what} has shape {tuple(a)}, but {tuple(b)} was promised to the other ranks.\n"

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def hidden_from_modes() -> Iterator[None]:
     """Hide the ops inside the block from the user's dispatch and function modes, and from autograd.
 
     A transport does some work only in its first call. A mode that saves the results of ops in one

@@ -12,15 +12,15 @@ from ...comm import Ranks, Transport
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _passed_on(method: F) -> F:
+def _forwarding_method(method: F) -> F:
     """Return a method with the name of ``method`` that calls ``Wrapper.pass_on`` with that name."""
     name = method.__name__
 
-    def passed_on(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
         return self.pass_on(name, *args, **kwargs)
 
-    passed_on.__name__, passed_on.__doc__ = name, method.__doc__
-    return passed_on  # type: ignore[return-value]
+    forward.__name__, forward.__doc__ = name, method.__doc__
+    return forward  # type: ignore[return-value]
 
 
 class Wrapper(Transport):
@@ -63,30 +63,30 @@ class Wrapper(Transport):
         """
         return getattr(self.inner, name)(*args, **kwargs)
 
-    all_reduce = _passed_on(Transport.all_reduce)
-    all_reduce_async = _passed_on(Transport.all_reduce_async)
-    all_gather = _passed_on(Transport.all_gather)
-    all_to_all = _passed_on(Transport.all_to_all)
-    broadcast = _passed_on(Transport.broadcast)
-    exchange = _passed_on(Transport.exchange)
-    send = _passed_on(Transport.send)
-    receive = _passed_on(Transport.receive)
-    gather_objects = _passed_on(Transport.gather_objects)
-    gather_notes = _passed_on(Transport.gather_notes)
-    all_reduce_with_notes = _passed_on(Transport.all_reduce_with_notes)
-    all_gather_into_tensor = _passed_on(Transport.all_gather_into_tensor)
-    reduce_scatter = _passed_on(Transport.reduce_scatter)
-    all_gather_several = _passed_on(Transport.all_gather_several)
-    reduce_scatter_several = _passed_on(Transport.reduce_scatter_several)
-    start_all_gather_several = _passed_on(Transport.start_all_gather_several)
-    start_reduce_scatter_several = _passed_on(Transport.start_reduce_scatter_several)
-    start_all_to_all = _passed_on(Transport.start_all_to_all)
-    all_to_all_single = _passed_on(Transport.all_to_all_single)
-    peers = _passed_on(Transport.peers)
-    addends = _passed_on(Transport.addends)
-    shares = _passed_on(Transport.shares)
-    overlaps = _passed_on(Transport.overlaps)
-    link = _passed_on(Transport.link)
-    hosts_of = _passed_on(Transport.hosts_of)
-    bytes_by_messages = _passed_on(Transport.bytes_by_messages)
-    abandon = _passed_on(Transport.abandon)
+    all_reduce = _forwarding_method(Transport.all_reduce)
+    all_reduce_async = _forwarding_method(Transport.all_reduce_async)
+    all_gather = _forwarding_method(Transport.all_gather)
+    all_to_all = _forwarding_method(Transport.all_to_all)
+    broadcast = _forwarding_method(Transport.broadcast)
+    exchange = _forwarding_method(Transport.exchange)
+    send = _forwarding_method(Transport.send)
+    receive = _forwarding_method(Transport.receive)
+    gather_objects = _forwarding_method(Transport.gather_objects)
+    gather_notes = _forwarding_method(Transport.gather_notes)
+    all_reduce_with_notes = _forwarding_method(Transport.all_reduce_with_notes)
+    all_gather_into_tensor = _forwarding_method(Transport.all_gather_into_tensor)
+    reduce_scatter = _forwarding_method(Transport.reduce_scatter)
+    all_gather_several = _forwarding_method(Transport.all_gather_several)
+    reduce_scatter_several = _forwarding_method(Transport.reduce_scatter_several)
+    start_all_gather_several = _forwarding_method(Transport.start_all_gather_several)
+    start_reduce_scatter_several = _forwarding_method(Transport.start_reduce_scatter_several)
+    start_all_to_all = _forwarding_method(Transport.start_all_to_all)
+    all_to_all_single = _forwarding_method(Transport.all_to_all_single)
+    peers = _forwarding_method(Transport.peers)
+    addends = _forwarding_method(Transport.addends)
+    shares = _forwarding_method(Transport.shares)
+    overlaps = _forwarding_method(Transport.overlaps)
+    link = _forwarding_method(Transport.link)
+    hosts_of = _forwarding_method(Transport.hosts_of)
+    bytes_by_messages = _forwarding_method(Transport.bytes_by_messages)
+    abandon = _forwarding_method(Transport.abandon)

@@ -18,7 +18,8 @@ from .store import LimitedStore
 from .wire import Address
 
 _ABSENT = "absent"  # what `compare_set` returns, and does not enter, if a key is not there
-_FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses; doubled each time
+# Seconds between two reads of missing addresses; doubled each time.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 10.0
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,15 @@ class Rank:
 class Directory:
     """Table of the addresses at which the ranks listen, filled from the store.
 
-    ``address`` is that of this rank ``me``, and is written to the store for the others.
+    ``address`` is that of this rank, ``own_rank``, and is written to the store for the others.
     """
 
-    def __init__(self, me: Rank, address: Address) -> None:
-        self._rank, self._size = me.rank, me.size
-        self._store: LimitedStore | None = me.store
-        self._known = {me.rank: address}
-        self._entered = False
-        self._pause = _FIRST_S
+    def __init__(self, own_rank: Rank, address: Address) -> None:
+        self._rank, self._size = own_rank.rank, own_rank.size
+        self._store: LimitedStore | None = own_rank.store
+        self._addresses = {own_rank.rank: address}
+        self._is_published = False
+        self._pause_s = _FIRST_PAUSE_S
 
     def close(self) -> None:
         """Drop the reference to the store, so that it ends with the process group."""
@@ -57,76 +58,80 @@ class Directory:
 
         A later process group over the same store would otherwise find it.
         """
-        key, own = f"address/{self._rank}", self._known[self._rank]
+        key, own_address = f"address/{self._rank}", self._addresses[self._rank]
 
-        def take_out(store: Any) -> None:
+        def delete_own(store: Any) -> None:
             # A later process group may have entered another address under this key already.
-            if _read(store, self._rank) == own:
+            if _read_address(store, self._rank) == own_address:
                 store.delete_key(key)
 
-        self._in_time(take_out, limit_s)
+        self._call_store(delete_own, limit_s)
 
-    def known(self) -> dict[int, Address]:
+    def known_addresses(self) -> dict[int, Address]:
         """Return the addresses of the other ranks that this process has read so far."""
         # Of a copy: the store's thread may add addresses meanwhile.
-        return {rank: address for rank, address in self._known.copy().items() if rank != self._rank}
+        return {
+            rank: address for rank, address in self._addresses.copy().items() if rank != self._rank
+        }
 
-    def look(self) -> float | None:
+    def begin_refresh(self) -> float | None:
         """Begin to write this rank's address to the store and to read the others'; do not wait.
 
         Returns the number of seconds after which to call this again. None if all addresses are
         known, or after about 13 seconds of trying.
         """
-        if self._store is None or (self._entered and not self._missing()):
+        if self._store is None or (self._is_published and not self._missing_ranks()):
             return None
         with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
-            self._store.begin(self._enter_and_read)
-        self._pause *= 2
-        return self._pause if self._pause < _LAST_S else None
+            self._store.begin(self._publish_and_read)
+        self._pause_s *= 2
+        return self._pause_s if self._pause_s < _LAST_PAUSE_S else None
 
-    def _enter_and_read(self, store: Any) -> None:
-        if not self._entered:
-            store.set(f"address/{self._rank}", self._known[self._rank].dumps())
-            self._entered = True
-        self._read_in(store, self._missing())
+    def _publish_and_read(self, store: Any) -> None:
+        if not self._is_published:
+            store.set(f"address/{self._rank}", self._addresses[self._rank].dumps())
+            self._is_published = True
+        self._read_addresses(store, self._missing_ranks())
 
-    def find(self, limit_s: float, check: Callable[[], None] = lambda: None) -> dict[int, Address]:
+    def refresh(
+        self, limit_s: float, check: Callable[[], None] = lambda: None
+    ) -> dict[int, Address]:
         """Return the addresses of the other ranks, read again from the store.
 
         ``check`` is called regularly while this waits. If it raises, or if the store does not
-        answer within ``limit_s`` seconds, the result is what ``known`` returns.
+        answer within ``limit_s`` seconds, the result is what ``known_addresses`` returns.
         """
 
         others = [rank for rank in range(self._size) if rank != self._rank]
-        self._in_time(lambda store: self._read_in(store, others), limit_s, check)
-        return self.known()
+        self._call_store(lambda store: self._read_addresses(store, others), limit_s, check)
+        return self.known_addresses()
 
-    def _read_in(self, store: Any, ranks: list[int]) -> None:
+    def _read_addresses(self, store: Any, ranks: list[int]) -> None:
         for rank in ranks:
-            found = _read(store, rank)
-            if found is not None:
-                self._known[rank] = found
+            address = _read_address(store, rank)
+            if address is not None:
+                self._addresses[rank] = address
 
-    def _in_time(
-        self, ask: Callable[[Any], None], limit_s: float, check: Callable[[], None] = lambda: None
+    def _call_store(
+        self, call: Callable[[Any], None], limit_s: float, check: Callable[[], None] = lambda: None
     ) -> None:
-        """Call ``ask(store)``, and wait at most ``limit_s`` seconds; ignore all errors.
+        """Call ``call(store)``, and wait at most ``limit_s`` seconds; ignore all errors.
 
         ``check`` is called regularly meanwhile. If it raises, the wait ends.
         """
         with contextlib.suppress(Exception):
             if self._store is not None:
-                self._store.ask(ask, limit_s, check)
+                self._store.ask(call, limit_s, check)
 
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank not in self._known]
+    def _missing_ranks(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._addresses]
 
 
-def _read(store: Any, rank: int) -> Address | None:
+def _read_address(store: Any, rank: int) -> Address | None:
     """Return the address that ``rank`` has written to the store; None if there is none.
 
     It uses ``compare_set``, which does not block. ``store.get`` blocks while a key is absent, which
     it may become even after ``store.check``, if the rank deletes it in between.
     """
-    found: bytes = store.compare_set(f"address/{rank}", _ABSENT, _ABSENT)
-    return None if found == _ABSENT.encode() else Address.loads(found)
+    text: bytes = store.compare_set(f"address/{rank}", _ABSENT, _ABSENT)
+    return None if text == _ABSENT.encode() else Address.loads(text)

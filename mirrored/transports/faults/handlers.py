@@ -8,7 +8,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from .place import place_of
+from .place import describe_place
 
 
 def refuse_in_handler(what: str) -> None:
@@ -20,7 +20,7 @@ def refuse_in_handler(what: str) -> None:
     if handler:
         raise RuntimeError(
             f"{what} is called by the handler of {handler}.\n"
-            f"    {place_of()}\n"
+            f"    {describe_place()}\n"
             "  It communicates, and a handler runs between any two instructions: other ranks are "
             "elsewhere, and this one may be in the middle of a step.\n"
             "  Use due = consistent.checkpoint.on_signal(...), and save after a step if due()."
@@ -33,25 +33,25 @@ def handler_under_way() -> str:
     for number in signal.valid_signals():
         code = _code_of(signal.getsignal(number))
         if code is not None:
-            codes[code] = _name_of(number)
+            codes[code] = _signal_name(number)
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code in codes and _has_arguments_of_a_handler(frame):
+        if frame.f_code in codes and _is_called_by_signal(frame):
             return codes[frame.f_code]
         frame = frame.f_back
     return ""
 
 
-def _has_arguments_of_a_handler(frame: FrameType) -> bool:
+def _is_called_by_signal(frame: FrameType) -> bool:
     """Return whether ``frame`` runs a handler that a signal called, and not the program itself.
 
     Python passes a handler the interrupted frame, and that is also the caller of ``frame``.
     """
-    code, given = frame.f_code, frame.f_locals
+    code, frame_locals = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount]
-    values = [given.get(name) for name in names]
+    values = [frame_locals.get(name) for name in names]
     if code.co_flags & 0x04:  # *args
-        values += given.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+        values += frame_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
     return any(value is frame.f_back for value in values)
 
 
@@ -64,7 +64,7 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
-def _name_of(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # between SIGRTMIN and SIGRTMAX

@@ -17,10 +17,10 @@ from typing import Any
 
 from .. import failures
 
-_BITS = 40  # two ranks that are interrupted hardly ever draw the same number
+_RANDOM_BITS = 40  # two ranks that are interrupted hardly ever draw the same number
 
 
-def begin() -> None:
+def install_handler() -> None:
     """Install this module's SIGINT handler, unless the program has a handler of its own.
 
     It does nothing outside the main thread.
@@ -28,16 +28,16 @@ def begin() -> None:
     # Python allows `signal.signal` in the main thread only.
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, _on_interrupt)
 
 
 def is_default(handler: Any) -> bool:
     """Return whether a SIGINT handler is Python's own, or this module's, which calls it."""
-    return handler in (signal.default_int_handler, _interrupt)
+    return handler in (signal.default_int_handler, _on_interrupt)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
     if frame is not None:
         # At least 1, so that the count changes even if the random number is 0.
-        failures.add(1 + secrets.randbits(_BITS))
+        failures.add_failures(1 + secrets.randbits(_RANDOM_BITS))
     signal.default_int_handler(number, frame)

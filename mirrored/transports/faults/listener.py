@@ -3,9 +3,9 @@
 Anybody who reaches the port may connect. So a request begins with a secret, which only ranks know,
 because it is exchanged through the store. A connection that sends a wrong byte is closed at once,
 and its request is not parsed. A connection has one second for its whole request and answer. At most
-``_MOST_OPEN`` are open, and a new one replaces the oldest. One file descriptor is held in reserve,
-to accept a rank even if the process may open no more. If an iteration of the thread's loop raises,
-the next one runs all the same.
+``_MAX_CONNECTIONS`` are open, and a new one replaces the oldest. One file descriptor is held in
+reserve, to accept a rank even if the process may open no more. If an iteration of the thread's loop
+raises, the next one runs all the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .wire import MOST, TAKEN, Address, family_of, state_and_start
+from .wire import ACCEPTED, MAX_MESSAGE_BYTES, Address, family_of, state_and_start
 
-_LIMIT_S = 1.0  # seconds for a whole request and its answer
-_MOST_OPEN = 64
+_REQUEST_LIMIT_S = 1.0  # seconds for a whole request and its answer
+_MAX_CONNECTIONS = 64
 
 
 class RequestListener:
@@ -48,16 +48,16 @@ class RequestListener:
         idle: Callable[[], float | None],
         joined: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._joined = joined
-        self._server = _listening(host)
-        self._woken, self._waker = socket.socketpair()
-        self._ready = selectors.DefaultSelector()
-        self._ready.register(self._server, selectors.EVENT_READ)
-        self._ready.register(self._woken, selectors.EVENT_READ)
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
-        self._answer, self._idle = answer, idle
-        self._open: dict[socket.socket, _Request] = {}  # the oldest first
-        self._look_at: float | None = time.monotonic()  # the next call of `idle`
+        self._on_join = joined
+        self._server = _server_socket(host)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._spare_file: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._answer_callback, self._idle_callback = answer, idle
+        self._connections: dict[socket.socket, _Request] = {}  # the oldest first
+        self._next_idle_call: float | None = time.monotonic()  # the next call of `idle`
         self._closed = False
         port, pid = self._server.getsockname()[1], os.getpid()
         self.address = Address(host, port, secrets.token_hex(8), pid, state_and_start(pid)[1])
@@ -70,106 +70,116 @@ class RequestListener:
         """End the thread and close the sockets."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._waker.send(b"x")
+            self._wake_sender.send(b"x")
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
         self.forget()
 
     def forget(self) -> None:
         """Close the sockets only, for a forked child, in which the thread does not run."""
-        for each in (self._ready, self._server, self._woken, self._waker, *self._open):
-            each.close()
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
+        for resource in (
+            self._selector,
+            self._server,
+            self._wake_receiver,
+            self._wake_sender,
+            *self._connections,
+        ):
+            resource.close()
+        if self._spare_file is not None:
+            os.close(self._spare_file)
+            self._spare_file = None
 
     # ---- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._turn()
+                self._serve_once()
             except Exception:  # noqa: BLE001 - such as out of memory, which may pass
                 time.sleep(0.05)
 
-    def _turn(self) -> None:
+    def _serve_once(self) -> None:
         """Wait for requests, serve them, drop late ones, and call ``idle`` if it is due."""
-        for key, _ in self._ready.select(self._pause()):
+        for key, _ in self._selector.select(self._select_timeout()):
             if key.fileobj is self._server:
                 self._accept()
             elif isinstance(key.data, _Request):
                 assert isinstance(key.fileobj, socket.socket)
-                if key.data.go_on(key.fileobj, self._answered):
-                    self._hand_over(key.fileobj, key.data)
-                    self._drop(key.fileobj)
+                if key.data.advance(key.fileobj, self._encoded_answer):
+                    self._pass_on_connection(key.fileobj, key.data)
+                    self._close_connection(key.fileobj)
                 elif key.data.answer:
-                    self._ready.modify(key.fileobj, selectors.EVENT_WRITE, key.data)
+                    self._selector.modify(key.fileobj, selectors.EVENT_WRITE, key.data)
         now = time.monotonic()
-        for asker in [asker for asker, each in self._open.items() if each.until < now]:
-            self._drop(asker)
-        if self._look_at is not None and self._look_at <= now and not self._closed:
-            self._look_at = None
-            pause = self._idle()
-            self._look_at = None if pause is None else time.monotonic() + pause
+        for connection in [
+            connection
+            for connection, request in self._connections.items()
+            if request.deadline < now
+        ]:
+            self._close_connection(connection)
+        if self._next_idle_call is not None and self._next_idle_call <= now and not self._closed:
+            self._next_idle_call = None
+            pause = self._idle_callback()
+            self._next_idle_call = None if pause is None else time.monotonic() + pause
 
-    def _pause(self) -> float | None:
+    def _select_timeout(self) -> float | None:
         """Return for how many seconds to wait for a request; None for no limit.
 
         The wait ends at the deadline of an open connection, or when ``idle`` is to be called.
         """
-        due = [each.until for each in self._open.values()]
-        due += [] if self._look_at is None else [self._look_at]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        deadlines = [request.deadline for request in self._connections.values()]
+        deadlines += [] if self._next_idle_call is None else [self._next_idle_call]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _accept(self) -> None:
-        if len(self._open) >= _MOST_OPEN:
-            self._drop(next(iter(self._open)))
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            self._close_connection(next(iter(self._connections)))
         try:
-            asker = self._server.accept()[0]
+            connection = self._server.accept()[0]
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._free_a_file()  # the next turn accepts: the connection is still pending
+                self._free_descriptor()  # the next turn accepts: the connection is still pending
             return
-        asker.setblocking(False)
-        self._open[asker] = request = _Request(self.address.secret.encode())
-        self._ready.register(asker, selectors.EVENT_READ, request)
+        connection.setblocking(False)
+        self._connections[connection] = request = _Request(self.address.secret.encode())
+        self._selector.register(connection, selectors.EVENT_READ, request)
 
-    def _free_a_file(self) -> None:
+    def _free_descriptor(self) -> None:
         """Free a file descriptor for a connection, when this process may open no more.
 
         It closes the one in reserve, or else the oldest connection.
         """
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        elif self._open:
-            self._drop(next(iter(self._open)))
+        if self._spare_file is not None:
+            os.close(self._spare_file)
+            self._spare_file = None
+        elif self._connections:
+            self._close_connection(next(iter(self._connections)))
         else:
             time.sleep(0.05)
 
-    def _hand_over(self, asker: socket.socket, request: _Request) -> None:
+    def _pass_on_connection(self, connection: socket.socket, request: _Request) -> None:
         """Pass the connection to ``joined`` if it was made to send a rank's messages."""
-        if request.joins is not None and self._joined is not None:
-            # A duplicate, since `_drop` closes the socket.
-            self._joined(request.joins, os.dup(asker.fileno()))
+        if request.joining_rank is not None and self._on_join is not None:
+            # A duplicate, since `_close_connection` closes the socket.
+            self._on_join(request.joining_rank, os.dup(connection.fileno()))
 
-    def _drop(self, asker: socket.socket) -> None:
-        self._ready.unregister(asker)
-        asker.close()
-        self._open.pop(asker, None)
-        if self._spare is None and not self._open:
+    def _close_connection(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        self._connections.pop(connection, None)
+        if self._spare_file is None and not self._connections:
             with contextlib.suppress(OSError):
-                self._spare = os.open(os.devnull, os.O_RDONLY)
+                self._spare_file = os.open(os.devnull, os.O_RDONLY)
 
-    def _answered(self, text: bytes) -> tuple[bytes, int | None]:
+    def _encoded_answer(self, text: bytes) -> tuple[bytes, int | None]:
         """Return (the answer to a request, the rank that asks to join or None).
 
         A rank asks to join to send its messages by this connection from then on.
         """
         request = json.loads(text)
         if request.get("asks") == "join":
-            return TAKEN, int(request["rank"])
-        return json.dumps(self._answer(request)).encode() + b"\n", None
+            return ACCEPTED, int(request["rank"])
+        return json.dumps(self._answer_callback(request)).encode() + b"\n", None
 
 
 class _Request:
@@ -177,48 +187,48 @@ class _Request:
 
     def __init__(self, secret: bytes) -> None:
         self.secret, self.text, self.answer = secret, b"", b""
-        self.joins: int | None = None  # the rank that will send its messages by this connection
-        self.until = time.monotonic() + _LIMIT_S
+        self.joining_rank: int | None = None  # the rank that will send messages by this connection
+        self.deadline = time.monotonic() + _REQUEST_LIMIT_S
 
-    def go_on(
-        self, asker: socket.socket, answered: Callable[[bytes], tuple[bytes, int | None]]
+    def advance(
+        self, connection: socket.socket, answer_request: Callable[[bytes], tuple[bytes, int | None]]
     ) -> bool:
         """Receive or send what is possible without blocking; return whether the exchange is over.
 
-        ``asker`` is the connection. ``answered`` returns (the answer to a complete request, the
-        rank that asks to join or None).
+        ``connection`` is that of the request. ``answer_request`` returns (the answer to a complete
+        request, the rank that asks to join or None).
         """
         try:
             if self.answer:
-                self.answer = self.answer[asker.send(self.answer) :]
+                self.answer = self.answer[connection.send(self.answer) :]
                 return not self.answer
-            more = asker.recv(65536)
-            self.text += more
-            if not more or len(self.text) > MOST or not self._knows_the_secret():
+            chunk = connection.recv(65536)
+            self.text += chunk
+            if not chunk or len(self.text) > MAX_MESSAGE_BYTES or not self._has_valid_secret():
                 return True
             if self.text.endswith(b"\n"):
-                self.answer, self.joins = answered(self.text[len(self.secret) :])
+                self.answer, self.joining_rank = answer_request(self.text[len(self.secret) :])
             return False
         except BlockingIOError:
             return False
         except Exception:  # noqa: BLE001 - a broken connection, or a request that is none
             return True
 
-    def _knows_the_secret(self) -> bool:
+    def _has_valid_secret(self) -> bool:
         # Compare a part of the secret as soon as it is there: a stranger is cut off at the first
         # wrong byte.
         head = self.text[: len(self.secret)]
         return hmac.compare_digest(head, self.secret[: len(head)])
 
 
-def _listening(host: str) -> socket.socket:
+def _server_socket(host: str) -> socket.socket:
     """Return a server socket at the address ``host``.
 
     If that is no address of this machine, as behind a router, it listens at all addresses.
     """
     try:
-        made = socket.create_server((host, 0), family=family_of(host), backlog=128)
+        server = socket.create_server((host, 0), family=family_of(host), backlog=128)
     except OSError:
-        made = socket.create_server(("", 0), family=family_of(host), backlog=128)
-    made.setblocking(False)
-    return made
+        server = socket.create_server(("", 0), family=family_of(host), backlog=128)
+    server.setblocking(False)
+    return server

@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 
 T = TypeVar("T")
 
-_SLICE_S = 0.05  # between two calls of `check`
+_CHECK_INTERVAL_S = 0.05  # between two calls of `check`
 
 
 class LimitedStore:
@@ -25,14 +25,14 @@ class LimitedStore:
     ``turn`` is the lock that all parts of one store share; by default a new one.
     """
 
-    def __init__(self, store: Any, limit_s: float, turn: _Turn | None = None) -> None:
+    def __init__(self, store: Any, limit_s: float, turn: _CallLock | None = None) -> None:
         self._store, self._limit_s = store, limit_s
         # Shared by all parts of a store: one call is under way on its connection.
-        self._turn = turn or _Turn()
+        self._call_lock = turn or _CallLock()
 
-    def part(self, prefix: str) -> LimitedStore:
+    def with_prefix(self, prefix: str) -> LimitedStore:
         """Return a store for the keys that begin with ``prefix``, as ``PrefixStore`` does."""
-        return LimitedStore(c10d.PrefixStore(prefix, self._store), self._limit_s, self._turn)
+        return LimitedStore(c10d.PrefixStore(prefix, self._store), self._limit_s, self._call_lock)
 
     def ask(
         self,
@@ -51,32 +51,34 @@ class LimitedStore:
         deadline = time.monotonic() + (self._limit_s if limit_s is None else limit_s)
         while True:
             check()
-            left = deadline - time.monotonic()
-            if self._turn.take(max(0.0, min(_SLICE_S, left))):
+            remaining_s = deadline - time.monotonic()
+            if self._call_lock.take(max(0.0, min(_CHECK_INTERVAL_S, remaining_s))):
                 break
-            if left <= 0:
+            if remaining_s <= 0:
                 raise RuntimeError("Timed out waiting")
-        asked = _Asked(call, self._store, self._turn)
-        while not asked.done.wait(max(0.0, min(_SLICE_S, deadline - time.monotonic()))):
+        store_call = _StoreCall(call, self._store, self._call_lock)
+        while not store_call.done.wait(
+            max(0.0, min(_CHECK_INTERVAL_S, deadline - time.monotonic()))
+        ):
             check()
             if time.monotonic() > deadline:
                 raise RuntimeError("Timed out waiting")
-        if asked.error is not None:
-            raise asked.error
-        return asked.result  # type: ignore[return-value]
+        if store_call.error is not None:
+            raise store_call.error
+        return store_call.result  # type: ignore[return-value]
 
     def begin(self, call: Callable[[Any], object]) -> bool:
         """Start ``call(store)`` without waiting for it, unless another call is under way.
 
         Returns whether it was started. An error that it raises is lost.
         """
-        if not self._turn.take(0.0):
+        if not self._call_lock.take(0.0):
             return False
-        _Asked(call, self._store, self._turn)
+        _StoreCall(call, self._store, self._call_lock)
         return True
 
 
-class _Turn:
+class _CallLock:
     """Lock that lets one call of the store be under way at a time.
 
     The caller takes it, and the thread that makes the call releases it.
@@ -84,29 +86,29 @@ class _Turn:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._taken = False
+        self._is_taken = False
 
     def take(self, limit_s: float) -> bool:
         """Take the lock if it is free within ``limit_s`` seconds; return whether it was taken."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._taken, limit_s):
+            if not self._changed.wait_for(lambda: not self._is_taken, limit_s):
                 return False
-            self._taken = True
+            self._is_taken = True
             return True
 
     def end(self) -> None:
         with self._changed:
-            self._taken = False
+            self._is_taken = False
             self._changed.notify()
 
 
-class _Asked:
+class _StoreCall:
     """A call of the store that runs in a thread of its own.
 
-    At its end the thread sets ``done`` and ``result`` or ``error``, and releases the lock ``turn``.
+    At its end the thread sets ``done`` and ``result`` or ``error``, and releases the lock ``lock``.
     """
 
-    def __init__(self, call: Callable[[Any], object], store: Any, turn: _Turn) -> None:
+    def __init__(self, call: Callable[[Any], object], store: Any, lock: _CallLock) -> None:
         self.done = threading.Event()
         self.result: object = None
         self.error: Exception | None = None
@@ -117,12 +119,12 @@ class _Asked:
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
                 self.error = error
             finally:
-                turn.end()
+                lock.end()
                 self.done.set()
 
         try:
             # A daemon: it may hang in the store for a quarter of an hour.
             threading.Thread(target=run, daemon=True, name="mirrored-store").start()
         except BaseException:
-            turn.end()
+            lock.end()
             raise

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MOST = 1 << 20  # most bytes of a message
-TAKEN = b"\n"  # the answer of a process that keeps the connection for messages
-_SLICE_S = 0.5  # the longest time between two calls of `check`
-_LOOK_S = 0.02  # between two calls of `until`
-_UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
+MAX_MESSAGE_BYTES = 1 << 20  # most bytes of a message
+ACCEPTED = b"\n"  # the answer of a process that keeps the connection for messages
+_CHECK_INTERVAL_S = 0.5  # the longest time between two calls of `check`
+_POLL_INTERVAL_S = 0.02  # between two calls of `until`
+_UNREACHABLE_ERRORS = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ def ask(
     with selector as ready:
         for rank, address in addresses.items():
             try:
-                asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)
+                connection = socket.socket(family_of(address.host), socket.SOCK_STREAM)
             except OSError:
                 continue
-            asked.setblocking(False)
+            connection.setblocking(False)
             # Unreachable is not the same as ended: such a rank gets no entry, rather than None.
-            if asked.connect_ex((address.host, address.port)) in _UNREACHABLE:
-                asked.close()
+            if connection.connect_ex((address.host, address.port)) in _UNREACHABLE_ERRORS:
+                connection.close()
                 continue
             text = address.secret.encode() + json.dumps(request).encode() + b"\n"
-            ready.register(asked, selectors.EVENT_WRITE, _Question(rank, text))
-        while ready.get_map() and (left := deadline - time.monotonic()) > 0 and not until():
-            for key, _ in ready.select(min(left, _LOOK_S)):
+            ready.register(connection, selectors.EVENT_WRITE, _PendingRequest(rank, text))
+        while ready.get_map() and (remaining_s := deadline - time.monotonic()) > 0 and not until():
+            for key, _ in ready.select(min(remaining_s, _POLL_INTERVAL_S)):
                 assert isinstance(key.fileobj, socket.socket)
-                if _go_on(ready, key.fileobj, key.data, answers):
+                if _advance_exchange(ready, key.fileobj, key.data, answers):
                     ready.unregister(key.fileobj)
                     key.fileobj.close()
         for key in list(ready.get_map().values()):
@@ -109,7 +109,7 @@ def ask(
     return answers
 
 
-def joined(
+def open_message_connection(
     address: Address,
     request: dict[str, Any],
     limit_s: float,
@@ -133,38 +133,38 @@ def joined(
             ``deadline``.
         OSError: the process does not accept the connection.
     """
-    asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)
+    connection = socket.socket(family_of(address.host), socket.SOCK_STREAM)
     try:
-        _connect(asked, address, min(time.monotonic() + limit_s, deadline), check)
+        _connect(connection, address, min(time.monotonic() + limit_s, deadline), check)
         # Short, so that `check` is called often enough while this waits for the answer.
-        asked.settimeout(_SLICE_S)
-        asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        asked.sendall(address.secret.encode() + json.dumps(request).encode() + b"\n")
+        connection.settimeout(_CHECK_INTERVAL_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(address.secret.encode() + json.dumps(request).encode() + b"\n")
         while True:
             check()
             try:
-                if asked.recv(len(TAKEN)) == TAKEN:
+                if connection.recv(len(ACCEPTED)) == ACCEPTED:
                     # The socket no longer owns the descriptor: `close` below has no effect on it.
-                    return asked.detach()
+                    return connection.detach()
                 raise ConnectionRefusedError
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise
     finally:
-        asked.close()
+        connection.close()
 
 
 def _connect(
-    asked: socket.socket, address: Address, deadline: float, check: Callable[[], None]
+    connection: socket.socket, address: Address, deadline: float, check: Callable[[], None]
 ) -> None:
-    asked.setblocking(False)
-    error = asked.connect_ex((address.host, address.port))
-    ready = select.poll()
-    ready.register(asked, select.POLLOUT)
+    connection.setblocking(False)
+    error = connection.connect_ex((address.host, address.port))
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
     while error == errno.EINPROGRESS:
         check()
-        if ready.poll(1000 * _SLICE_S):
-            error = asked.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if poll.poll(1000 * _CHECK_INTERVAL_S):
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         elif time.monotonic() > deadline:
             raise TimeoutError
     if error:
@@ -172,16 +172,16 @@ def _connect(
 
 
 @dataclass
-class _Question:
+class _PendingRequest:
     rank: int
     text: bytes
     answer: bytes = b""
 
 
-def _go_on(
-    ready: selectors.BaseSelector,
-    asked: socket.socket,
-    question: _Question,
+def _advance_exchange(
+    selector: selectors.BaseSelector,
+    connection: socket.socket,
+    pending: _PendingRequest,
     answers: dict[int, dict[str, Any] | None],
 ) -> bool:
     """Receive or send what is possible without blocking; return whether the exchange is over.
@@ -189,22 +189,22 @@ def _go_on(
     A complete answer is entered in ``answers``.
     """
     try:
-        if question.text:
-            question.text = question.text[asked.send(question.text) :]
-            if not question.text:
-                ready.modify(asked, selectors.EVENT_READ, question)
+        if pending.text:
+            pending.text = pending.text[connection.send(pending.text) :]
+            if not pending.text:
+                selector.modify(connection, selectors.EVENT_READ, pending)
             return False
-        more = asked.recv(65536)
-        question.answer += more
-        if more and not question.answer.endswith(b"\n") and len(question.answer) < MOST:
+        chunk = connection.recv(65536)
+        pending.answer += chunk
+        if chunk and not pending.answer.endswith(b"\n") and len(pending.answer) < MAX_MESSAGE_BYTES:
             return False
-        said = json.loads(question.answer)
-        answers[question.rank] = said if isinstance(said, dict) else None
+        answer = json.loads(pending.answer)
+        answers[pending.rank] = answer if isinstance(answer, dict) else None
     except BlockingIOError:
         return False
     except Exception as error:  # noqa: BLE001 - it does not listen, or it is another program
-        if getattr(error, "errno", None) not in _UNREACHABLE:
-            answers[question.rank] = None
+        if getattr(error, "errno", None) not in _UNREACHABLE_ERRORS:
+            answers[pending.rank] = None
     return True
 
 

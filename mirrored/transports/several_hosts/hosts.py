@@ -13,21 +13,21 @@ from ...comm import Ranks
 class Hosts:
     """Which ranks of a group are on which host; hosts are numbered by first appearance.
 
-    A position is an index into ``ranks``. With ``ranks=(4, 5, 6)`` and ``of=(0, 0, 1)``, ranks 4
-    and 5 are on host 0, and rank 6, at position 2, is on host 1.
+    A position is an index into ``ranks``. With ``ranks=(4, 5, 6)`` and ``host_of=(0, 0, 1)``, ranks
+    4 and 5 are on host 0, and rank 6, at position 2, is on host 1.
 
     Args:
         ranks: the group.
-        of: the host of each rank.
-        me: the position of this rank in the group.
+        host_of: the host of each rank.
+        position: the position of this rank in the group.
     """
 
     ranks: Ranks
-    of: tuple[int, ...]
-    me: int
+    host_of: tuple[int, ...]
+    position: int
 
     @classmethod
-    def told(cls, ranks: Ranks, names: Sequence[Hashable], rank: int) -> Hosts:
+    def from_names(cls, ranks: Ranks, names: Sequence[Hashable], rank: int) -> Hosts:
         """Make the hosts of ``ranks`` from ``names``, the name of each rank's host.
 
         ``rank`` is this process's world rank.
@@ -36,29 +36,29 @@ class Hosts:
         return cls(ranks, tuple(numbers[name] for name in names), ranks.index(rank))
 
     @cached_property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the ranks of each host: ``((0, 1), (2,))`` if ``of`` is ``(0, 0, 1)``."""
-        return members(self.of)
+    def positions_by_host(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of each host's ranks: ``((0, 1), (2,))`` if ``host_of`` is ``(0, 0, 1)``."""
+        return positions_by_host(self.host_of)
 
     @property
     def host(self) -> int:
         """Number of this rank's host."""
-        return self.of[self.me]
+        return self.host_of[self.position]
 
     @property
-    def mine(self) -> tuple[int, ...]:
+    def own_positions(self) -> tuple[int, ...]:
         """Positions of the ranks on this rank's host, this rank included."""
-        return self.members[self.host]
+        return self.positions_by_host[self.host]
 
     @cached_property
     def peers(self) -> Ranks:
         """World ranks on this rank's host, this rank included."""
-        return tuple(self.ranks[k] for k in self.mine)
+        return tuple(self.ranks[k] for k in self.own_positions)
 
     @cached_property
-    def most(self) -> int:
+    def max_ranks_per_host(self) -> int:
         """Number of ranks on the host that has the most."""
-        return max(map(len, self.members))
+        return max(map(len, self.positions_by_host))
 
     def heads(self, source: int | None = None) -> Ranks:
         """Return one world rank of each host, which exchanges messages for its host.
@@ -66,10 +66,10 @@ class Hosts:
         It is the host's first rank. In a broadcast from the rank at position ``source``, it is that
         rank on its host.
         """
-        first = [own[0] for own in self.members]
+        head_positions = [own[0] for own in self.positions_by_host]
         if source is not None:
-            first[self.of[source]] = source
-        return tuple(self.ranks[k] for k in first)
+            head_positions[self.host_of[source]] = source
+        return tuple(self.ranks[k] for k in head_positions)
 
     def partner(self, position: int, host: int) -> int:
         """Return the position on ``host`` that exchanges messages with the rank at ``position``.
@@ -77,20 +77,22 @@ class Hosts:
         The k-th rank of one host exchanges with the k-th of the other, modulo the number of ranks
         there, so that the ranks of a host share the messages evenly.
         """
-        return partner(self.of, position, host)
+        return partner(self.host_of, position, host)
 
 
-def members(of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of the ranks of each host, where ``of`` is the host of each rank.
+def positions_by_host(host_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of the ranks of each host, where ``host_of`` is the host of each rank.
 
-    ``members((0, 0, 1)) -> ((0, 1), (2,))``.
+    ``positions_by_host((0, 0, 1)) -> ((0, 1), (2,))``.
     """
-    return tuple(tuple(k for k, own in enumerate(of) if own == host) for host in range(max(of) + 1))
+    return tuple(
+        tuple(k for k, own in enumerate(host_of) if own == host) for host in range(max(host_of) + 1)
+    )
 
 
 @lru_cache(1 << 14)
-def partner(of: tuple[int, ...], position: int, host: int) -> int:
-    """Implement ``Hosts.partner``, where ``of`` is the host of each rank."""
-    there = [k for k, own in enumerate(of) if own == host]
-    at = sum(own == of[position] for own in of[:position])
-    return there[at % len(there)]
+def partner(host_of: tuple[int, ...], position: int, host: int) -> int:
+    """Implement ``Hosts.partner``, where ``host_of`` is the host of each rank."""
+    candidates = [k for k, own in enumerate(host_of) if own == host]
+    index = sum(own == host_of[position] for own in host_of[:position])
+    return candidates[index % len(candidates)]

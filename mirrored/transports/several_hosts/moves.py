@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...comm import Transport
-from ..torch_dist.messages import Posted, flat
+from ..torch_dist.messages import StartedMessages, as_bytes
 from .hosts import Hosts
 
 
@@ -41,39 +41,47 @@ class HostsGather:
     def __init__(
         self, name: str, x: Tensor, out: Sequence[Tensor], hosts: Hosts, inside: Transport
     ) -> None:
-        self._out = [flat(piece) for piece in out]
-        self._hosts, self._inside = hosts, inside
-        me, ranks, x = hosts.me, hosts.ranks, x.contiguous()
-        others = [host for host in range(len(hosts.members)) if host != hosts.host]
-        sends = [(ranks[hosts.partner(me, host)], x) for host in others if x.numel()]
+        self._out = [as_bytes(piece) for piece in out]
+        self._hosts, self._inside_transport = hosts, inside
+        me, ranks, x = hosts.position, hosts.ranks, x.contiguous()
+        other_hosts = [host for host in range(len(hosts.positions_by_host)) if host != hosts.host]
+        sends = [(ranks[hosts.partner(me, host)], x) for host in other_hosts if x.numel()]
         # The pieces from elsewhere that each rank of this host receives.
-        away = [k for host in others for k in hosts.members[host] if out[k].numel()]
-        self._shares = {
-            member: [k for k in away if hosts.partner(k, hosts.host) == member]
-            for member in hosts.mine
+        remote_positions = [
+            k for host in other_hosts for k in hosts.positions_by_host[host] if out[k].numel()
+        ]
+        self._received_by_member = {
+            member: [k for k in remote_positions if hosts.partner(k, hosts.host) == member]
+            for member in hosts.own_positions
         }
-        receives = [(ranks[k], out[k]) for k in self._shares[me]]
-        self._posted = Posted(name, x, sends, receives, ranks)
-        self._pass_on({member: member for member in hosts.mine})
+        receives = [(ranks[k], out[k]) for k in self._received_by_member[me]]
+        self._started_messages = StartedMessages(name, x, sends, receives, ranks)
+        self._gather_on_host({member: member for member in hosts.own_positions})
 
     def wait(self) -> None:
-        self._posted.wait()
+        self._started_messages.wait()
         # A rank may have received several pieces: one all-gather inside the host for each.
-        for turn in range(max(map(len, self._shares.values()))):
-            self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
+        for round_index in range(max(map(len, self._received_by_member.values()))):
+            self._gather_on_host(
+                {
+                    m: received[round_index]
+                    for m, received in self._received_by_member.items()
+                    if round_index < len(received)
+                }
+            )
 
-    def _pass_on(self, pieces: dict[int, int]) -> None:
+    def _gather_on_host(self, pieces: dict[int, int]) -> None:
         """All-gather one piece from each rank of this host into ``out``, through shared memory.
 
         ``pieces`` maps the position of a rank of this host to the position in ``out`` of the piece
         that this rank has; ranks that are not in it have none.
         """
         hosts = self._hosts
-        nothing = self._out[0][:0]
-        out = [self._out[pieces[m]] if m in pieces else nothing for m in hosts.mine]
-        if len(hosts.mine) > 1 and any(x.numel() for x in out):
-            own = out[hosts.mine.index(hosts.me)]
-            self._inside.all_gather(own, [x.shape for x in out], hosts.peers, out)
+        empty = self._out[0][:0]
+        out = [self._out[pieces[m]] if m in pieces else empty for m in hosts.own_positions]
+        if len(hosts.own_positions) > 1 and any(x.numel() for x in out):
+            own_piece = out[hosts.own_positions.index(hosts.position)]
+            self._inside_transport.all_gather(own_piece, [x.shape for x in out], hosts.peers, out)
 
 
 def start_all_to_all(
@@ -82,7 +90,7 @@ def start_all_to_all(
     out: Sequence[Tensor],
     hosts: Hosts,
     inside: Transport,
-) -> Posted:
+) -> StartedMessages:
     """Start an all-to-all that sends ``pieces[k]`` to rank k and receives into ``out[k]``.
 
     Pieces from ranks of this host have arrived when this returns. ``wait()`` of the result waits
@@ -95,12 +103,15 @@ def start_all_to_all(
         hosts: the hosts of the ranks.
         inside: the transport among the ranks of this host.
     """
-    away = [k for k in range(len(hosts.ranks)) if hosts.of[k] != hosts.host]
-    sends = [(hosts.ranks[k], pieces[k]) for k in away if pieces[k].numel()]
-    receives = [(hosts.ranks[k], out[k]) for k in away if out[k].numel()]
-    posted = Posted(name, pieces[hosts.me], sends, receives, hosts.ranks)
-    coming = [flat(out[k]) for k in hosts.mine]
+    remote_positions = [k for k in range(len(hosts.ranks)) if hosts.host_of[k] != hosts.host]
+    sends = [(hosts.ranks[k], pieces[k]) for k in remote_positions if pieces[k].numel()]
+    receives = [(hosts.ranks[k], out[k]) for k in remote_positions if out[k].numel()]
+    posted = StartedMessages(name, pieces[hosts.position], sends, receives, hosts.ranks)
+    local_out = [as_bytes(out[k]) for k in hosts.own_positions]
     inside.all_to_all(
-        [flat(pieces[k]) for k in hosts.mine], [x.shape for x in coming], hosts.peers, coming
+        [as_bytes(pieces[k]) for k in hosts.own_positions],
+        [x.shape for x in local_out],
+        hosts.peers,
+        local_out,
     )
     return posted

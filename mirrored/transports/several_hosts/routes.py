@@ -40,46 +40,60 @@ class SumStep(NamedTuple):
 
 
 @lru_cache(1 << 12)
-def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[SumStep, ...]:
+def plan_sum(
+    host_of: tuple[int, ...], target: int, wide: int, at_once: bool
+) -> tuple[SumStep, ...]:
     """Return the steps that sum one part of a reduction for the rank at position ``target``.
 
     That rank gets the result of the last step. Of all possible sequences of steps, this is the one
     that sends the fewest bytes between hosts.
 
     Args:
-        of: the host of each position.
+        host_of: the host of each position.
         target: the position in the group of the rank that gets the sum.
         wide: the bytes of an unrounded sum, as a multiple of an addend's.
         at_once: use only routes on which no rank waits for one message before it sends another.
     """
-    return min(_routes(of, target, wide, at_once), key=lambda found: found[:2])[2]
+    return min(
+        _candidate_routes(host_of, target, wide, at_once), key=lambda candidate: candidate[:2]
+    )[2]
 
 
-def _routes(
-    of: tuple[int, ...], target: int, wide: int, at_once: bool
+def _candidate_routes(
+    host_of: tuple[int, ...], target: int, wide: int, at_once: bool
 ) -> Iterator[tuple[int, int, tuple[SumStep, ...]]]:
-    """Yield (bytes, hops, steps) of each sequence of steps that ``route`` chooses from.
+    """Yield (bytes, hops, steps) of each sequence of steps that ``plan_sum`` chooses from.
 
-    The arguments are those of ``route``. Bytes are those sent between hosts, as a multiple of the
-    part's; hops is the number of messages that must be sent one after the other.
+    The arguments are those of ``plan_sum``. Bytes are those sent between hosts, as a multiple of
+    the part's; hops is the number of messages that must be sent one after the other.
     """
     # Runs of consecutive positions on one host: only these may be summed without changing the
     # order.
-    runs = [(host, [k for k, _ in run]) for host, run in groupby(enumerate(of), lambda at: at[1])]
-    # The first `chained` runs are summed one after the other, each on its host. The rest is summed
-    # on host `last`: the target's, or that of the last run, which then sends the sum to the target.
-    for last in {of[target], runs[-1][0]}:
-        for chained in range(len(runs)):
-            if chained and (runs[chained - 1][0] == last or (at_once and chained > 1)):
+    runs = [
+        (host, [k for k, _ in run]) for host, run in groupby(enumerate(host_of), lambda at: at[1])
+    ]
+    # The first `chained_runs` runs are summed one after the other, each on its host. The rest is
+    # summed on `last_host`: the target's, or that of the last run, which then sends the sum to the
+    # target.
+    for last_host in {host_of[target], runs[-1][0]}:
+        for chained_runs in range(len(runs)):
+            if chained_runs and (
+                runs[chained_runs - 1][0] == last_host or (at_once and chained_runs > 1)
+            ):
                 continue
-            is_there = last == of[target]
-            if at_once and not is_there:
+            ends_on_target_host = last_host == host_of[target]
+            if at_once and not ends_on_target_host:
                 continue
-            rest = tuple(k for _, run in runs[chained:] for k in run)
-            sent = sum(of[k] != last for k in rest)
-            worker = target if is_there else partner(of, target, last)
+            rest_adds = tuple(k for _, run in runs[chained_runs:] for k in run)
+            sent_addends = sum(host_of[k] != last_host for k in rest_adds)
+            worker = target if ends_on_target_host else partner(host_of, target, last_host)
             stages = [
-                SumStep(partner(of, target, host), tuple(run)) for host, run in runs[:chained]
+                SumStep(partner(host_of, target, host), tuple(run))
+                for host, run in runs[:chained_runs]
             ]
-            hops = chained + (not is_there)
-            yield wide * chained + sent + (not is_there), hops, (*stages, SumStep(worker, rest))
+            hops = chained_runs + (not ends_on_target_host)
+            yield (
+                wide * chained_runs + sent_addends + (not ends_on_target_host),
+                hops,
+                (*stages, SumStep(worker, rest_adds)),
+            )

@@ -24,36 +24,36 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...comm import Later, Transport, Waitable
-from ...reduction import accumulated_in, ordered_reduce
-from ..torch_dist.described import call_under_way, resumed
-from ..torch_dist.messages import Posted
+from ...comm import PendingResult, Transport, Waitable
+from ...reduction import accumulation_dtype, ordered_reduce
+from ..torch_dist.described import current_call, resume_call
+from ..torch_dist.messages import StartedMessages
 from .hosts import Hosts
 from .moves import HostsGather
-from .routes import SumStep, route
+from .routes import SumStep, plan_sum
 
 # An all-reduce takes one round of messages, in which each host sends the addends of all its ranks
 # in place of their sum, if these are at most this many bytes more. To send them takes less time
 # than a second round, even on a link of 1 Gbit/s.
-SMALL = 32 * 1024
+ONE_ROUND_BYTES = 32 * 1024
 # A longer one is sent in pieces: while one piece goes on to the next host, or back, another comes.
-PIECE = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
-class _Adding(NamedTuple):
+class _PreparedStep(NamedTuple):
     """One step of a sum (``SumStep``) that this rank carries out, with its tensors.
 
     Attributes:
-        before: buffer for the sum that the step before sends; None in a first step.
-        coming: the started messages to wait for before adding; None if there are none.
+        previous_sum: buffer for the sum that the step before sends; None in a first step.
+        incoming: the started messages to wait for before adding; None if there are none.
         addends: the tensors to add, in order.
         to: the rank to send the sum to; None if it is this rank's part.
         name: the name of the message with the sum.
         is_last: whether this is the last step, whose sum is rounded to the dtype of the parts.
     """
 
-    before: Tensor | None
-    coming: Posted | None
+    previous_sum: Tensor | None
+    incoming: StartedMessages | None
     addends: list[Tensor]
     to: int | None
     name: str
@@ -61,10 +61,10 @@ class _Adding(NamedTuple):
 
 
 # (position of the rank that gets the part, number of the step, the step, addends by position)
-_Found = tuple[int, int, SumStep, dict[int, Tensor]]
+_OwnStep = tuple[int, int, SumStep, dict[int, Tensor]]
 
 
-class Reducing:
+class HostsReduceScatter:
     """Started reduce-scatter between ranks on several hosts; ``wait()`` returns this rank's part.
 
     Args:
@@ -86,44 +86,44 @@ class Reducing:
         op: str,
         at_once: bool,
     ) -> None:
-        self._name, self._parts, self._hosts, self._inside = name, parts, hosts, inside
-        self._op, self._call = op, call_under_way()
-        self._wide = accumulated_in(parts[0].dtype)
-        wider = self._wide.itemsize // parts[0].dtype.itemsize
+        self._name, self._parts, self._hosts, self._inside_transport = name, parts, hosts, inside
+        self._op, self._call = op, current_call()
+        self._sum_dtype = accumulation_dtype(parts[0].dtype)
+        widening = self._sum_dtype.itemsize // parts[0].dtype.itemsize
         self._routes = {
-            target: route(hosts.of, target, wider, at_once)
+            target: plan_sum(hosts.host_of, target, widening, at_once)
             for target, part in enumerate(parts)
             if part.numel()
         }
-        self._total, self._under_way = parts[hosts.me], list[Posted]()
-        self._to_do = self._prepared()
+        self._total, self._started_messages = parts[hosts.position], list[StartedMessages]()
+        self._pending_steps = self._start_addends()
         # Sums that need no message start now; the rest, in `advance`, waits for messages.
-        first = [adding for adding in self._to_do if adding.coming is None]
-        self._to_do = [adding for adding in self._to_do if adding.coming is not None]
-        for adding in first:
-            self._add(adding)
+        immediate_steps = [step for step in self._pending_steps if step.incoming is None]
+        self._pending_steps = [step for step in self._pending_steps if step.incoming is not None]
+        for step in immediate_steps:
+            self._run_step(step)
 
     def advance(self) -> None:
         """Wait for the messages that this rank's remaining sums need; add them and send the sums.
 
         Does nothing when called again.
         """
-        to_do, self._to_do = self._to_do, []
-        with resumed(self._call):
-            for adding in to_do:
-                self._add(adding)
+        pending_steps, self._pending_steps = self._pending_steps, []
+        with resume_call(self._call):
+            for step in pending_steps:
+                self._run_step(step)
 
     def wait(self) -> Tensor:
         """Return this rank's part of the sum; its memory may be that of the part passed in."""
         self.advance()
-        for posted in self._under_way:
-            posted.wait()
-        self._under_way = []
+        for messages in self._started_messages:
+            messages.wait()
+        self._started_messages = []
         return self._total
 
     # ---- what goes where ------------------------------------------------------------------------
 
-    def _stages(self) -> Iterator[tuple[int, int, SumStep]]:
+    def _numbered_steps(self) -> Iterator[tuple[int, int, SumStep]]:
         """Yield the steps of all parts as (target, number, step); none waits for a later one.
 
         ``target`` is the position of the rank that gets the part. All steps of number 0 come first,
@@ -134,153 +134,183 @@ class Reducing:
                 if number < len(stages):
                     yield target, number, stages[number]
 
-    def _prepared(self) -> list[_Adding]:
+    def _start_addends(self) -> list[_PreparedStep]:
         """Start to send and receive all addends; return the steps that this rank carries out.
 
         Addends from ranks of this host have arrived on return, those of other hosts have not.
         """
-        me, ranks = self._hosts.me, self._hosts.ranks
-        near: dict[int, list[Tensor]] = defaultdict(list)  # by the position that adds them up
-        sends, receives, found = [], [], []
-        for target, number, stage in self._stages():
+        me, ranks = self._hosts.position, self._hosts.ranks
+        local_addends: dict[int, list[Tensor]] = defaultdict(list)  # by the adding position
+        sends, receives, own_steps = [], [], []
+        for target, number, stage in self._numbered_steps():
             part = self._parts[target]
             if stage.worker == me:
-                away = {k: torch.empty_like(part) for k in stage.adds if self._is_away(k)}
-                receives += [(ranks[k], x) for k, x in away.items()]
-                found.append((target, number, stage, {me: part, **away}))
-            elif me in stage.adds and self._is_away(stage.worker):
+                remote_addends = {
+                    k: torch.empty_like(part) for k in stage.adds if self._is_on_other_host(k)
+                }
+                receives += [(ranks[k], x) for k, x in remote_addends.items()]
+                own_steps.append((target, number, stage, {me: part, **remote_addends}))
+            elif me in stage.adds and self._is_on_other_host(stage.worker):
                 sends.append((ranks[stage.worker], part))
             elif me in stage.adds:
-                near[stage.worker].append(part)
-        posted = Posted(f"{self._name}, addends", self._parts[me], sends, receives, ranks)
-        self._under_way.append(posted)
-        self._swap_near(near, found)
-        self._expect_total()
-        return [self._adding(*each) for each in found]
+                local_addends[stage.worker].append(part)
+        messages = StartedMessages(
+            f"{self._name}, addends", self._parts[me], sends, receives, ranks
+        )
+        self._started_messages.append(messages)
+        self._exchange_on_host(local_addends, own_steps)
+        self._receive_total()
+        return [self._prepare_step(*own_step) for own_step in own_steps]
 
-    def _is_away(self, position: int) -> bool:
-        return self._hosts.of[position] != self._hosts.host
+    def _is_on_other_host(self, position: int) -> bool:
+        return self._hosts.host_of[position] != self._hosts.host
 
-    def _swap_near(self, near: dict[int, list[Tensor]], found: list[_Found]) -> None:
+    def _exchange_on_host(
+        self, local_addends: dict[int, list[Tensor]], own_steps: list[_OwnStep]
+    ) -> None:
         """Exchange addends with the ranks of this host, through shared memory.
 
         Args:
-            near: this rank's addends, by the position of the rank of this host that sums them.
-            found: the steps that this rank carries out. The addends of ranks of this host are
+            local_addends: this rank's addends, by the position of the rank of this host that sums
+                them.
+            own_steps: the steps that this rank carries out. The addends of ranks of this host are
                 entered in their dicts.
         """
         hosts = self._hosts
-        if len(hosts.mine) == 1:
+        if len(hosts.own_positions) == 1:
             return
-        due: dict[int, list[tuple[int, dict[int, Tensor]]]] = {k: [] for k in hosts.mine}
-        for target, _, stage, addends in found:
+        expected: dict[int, list[tuple[int, dict[int, Tensor]]]] = {
+            k: [] for k in hosts.own_positions
+        }
+        for target, _, stage, addends in own_steps:
             for k in stage.adds:
                 if k not in addends:
-                    due[k].append((self._parts[target].numel(), addends))
-        nothing = self._parts[0][:0]
-        pieces = [_joined(near[k], nothing) for k in hosts.mine]
-        shapes = [(sum(size for size, _ in due[k]),) for k in hosts.mine]
-        arrived = self._inside.all_to_all(pieces, shapes, hosts.peers)
-        for k, piece in zip(hosts.mine, arrived, strict=True):
-            parts = piece.split([size for size, _ in due[k]])
-            for (_, addends), part in zip(due[k], parts):
+                    expected[k].append((self._parts[target].numel(), addends))
+        empty = self._parts[0][:0]
+        pieces = [_concat(local_addends[k], empty) for k in hosts.own_positions]
+        shapes = [(sum(size for size, _ in expected[k]),) for k in hosts.own_positions]
+        received = self._inside_transport.all_to_all(pieces, shapes, hosts.peers)
+        for k, piece in zip(hosts.own_positions, received, strict=True):
+            parts = piece.split([size for size, _ in expected[k]])
+            for (_, addends), part in zip(expected[k], parts):
                 addends[k] = part
 
-    def _adding(
+    def _prepare_step(
         self, target: int, number: int, stage: SumStep, addends: dict[int, Tensor]
-    ) -> _Adding:
-        """Return step ``number`` of the sum for ``target`` with its tensors, as ``_Adding``.
+    ) -> _PreparedStep:
+        """Return step ``number`` of the sum for ``target`` with its tensors, as ``_PreparedStep``.
 
         Starts to receive the sum that the step before it sends.
         """
         hosts, stages = self._hosts, self._routes[target]
-        before, coming = None, None
+        previous_sum, incoming = None, None
         if number:
-            before = torch.empty_like(self._parts[target], dtype=self._wide)
+            previous_sum = torch.empty_like(self._parts[target], dtype=self._sum_dtype)
             source = hosts.ranks[stages[number - 1].worker]
-            name = self._message(target, number - 1)
-            coming = Posted(name, before, [], [(source, before)], hosts.ranks)
-        elif any(map(self._is_away, stage.adds)):
-            coming = self._under_way[0]
+            name = self._message_name(target, number - 1)
+            incoming = StartedMessages(
+                name, previous_sum, [], [(source, previous_sum)], hosts.ranks
+            )
+        elif any(map(self._is_on_other_host, stage.adds)):
+            incoming = self._started_messages[0]
         is_last = number == len(stages) - 1
         to = target if is_last else stages[number + 1].worker
-        name = self._message(target, number)
-        to = None if to == hosts.me else hosts.ranks[to]
-        return _Adding(before, coming, [addends[k] for k in stage.adds], to, name, is_last)
+        name = self._message_name(target, number)
+        to = None if to == hosts.position else hosts.ranks[to]
+        return _PreparedStep(
+            previous_sum, incoming, [addends[k] for k in stage.adds], to, name, is_last
+        )
 
-    def _expect_total(self) -> None:
+    def _receive_total(self) -> None:
         """Start to receive this rank's part, if another rank carries out its last step."""
         hosts = self._hosts
-        stages = self._routes.get(hosts.me, ())
-        if not stages or stages[-1].worker == hosts.me:
+        stages = self._routes.get(hosts.position, ())
+        if not stages or stages[-1].worker == hosts.position:
             return
-        self._total = torch.empty_like(self._parts[hosts.me])
-        name, source = self._message(hosts.me, len(stages) - 1), hosts.ranks[stages[-1].worker]
-        self._under_way.append(Posted(name, self._total, [], [(source, self._total)], hosts.ranks))
+        self._total = torch.empty_like(self._parts[hosts.position])
+        name, source = (
+            self._message_name(hosts.position, len(stages) - 1),
+            hosts.ranks[stages[-1].worker],
+        )
+        self._started_messages.append(
+            StartedMessages(name, self._total, [], [(source, self._total)], hosts.ranks)
+        )
 
-    def _message(self, target: int, number: int) -> str:
+    def _message_name(self, target: int, number: int) -> str:
         return f"{self._name}, sum {number} of part {target}"
 
-    def _add(self, adding: _Adding) -> None:
+    def _run_step(self, step: _PreparedStep) -> None:
         """Wait for the tensors of a step and add them; send the sum, or keep this rank's part."""
-        if adding.coming is not None:
-            self._under_way[0].wait()  # addends of other hosts
-            adding.coming.wait()
-        pieces = [x.to(self._wide) for x in adding.addends]
-        if adding.before is not None:
-            pieces.insert(0, adding.before)
+        if step.incoming is not None:
+            self._started_messages[0].wait()  # addends of other hosts
+            step.incoming.wait()
+        pieces = [x.to(self._sum_dtype) for x in step.addends]
+        if step.previous_sum is not None:
+            pieces.insert(0, step.previous_sum)
         total = ordered_reduce(pieces, self._op)
         # Sums go from step to step in the wider dtype, and are rounded once, at the end.
-        if adding.is_last:
+        if step.is_last:
             total = total.to(self._parts[0].dtype)
-        if adding.to is None:
+        if step.to is None:
             self._total = total
             return
         ranks = self._hosts.ranks
-        self._under_way.append(Posted(adding.name, total, [(adding.to, total)], [], ranks))
+        self._started_messages.append(
+            StartedMessages(step.name, total, [(step.to, total)], [], ranks)
+        )
 
 
-def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
-    return xs[0] if len(xs) == 1 else torch.cat([nothing, *xs])
+def _concat(xs: Sequence[Tensor], empty: Tensor) -> Tensor:
+    return xs[0] if len(xs) == 1 else torch.cat([empty, *xs])
 
 
-class AllReducing:
+class HostsAllReduce:
     """Started all-reduce of a contiguous ``x`` by ``op``; ``wait()`` returns the result.
 
     Each rank on the host of the last rank gets the sum of one part of ``x``, and the sums are
     gathered from there. Between two hosts each byte is sent there and back once, which is the
-    minimum. ``name``, ``hosts`` and ``inside`` are those of ``Reducing``.
+    minimum. ``name``, ``hosts`` and ``inside`` are those of ``HostsReduceScatter``.
     """
 
     def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:
-        self._name, self._hosts, self._inside = name, hosts, inside
-        self._out, self._call = torch.empty_like(x), call_under_way()
-        count = -(-x.nbytes // PIECE)
+        self._name, self._hosts, self._inside_transport = name, hosts, inside
+        self._out, self._call = torch.empty_like(x), current_call()
+        count = -(-x.nbytes // PIECE_BYTES)
         self._pieces = self._out.view(-1).tensor_split(count)
         self._sums = [
-            Reducing(name, self._cut(piece), hosts, inside, op=op, at_once=False)
+            HostsReduceScatter(
+                name, self._parts_for_ranks(piece), hosts, inside, op=op, at_once=False
+            )
             for piece in x.view(-1).tensor_split(count)
         ]
         self._gathers: list[HostsGather] = []
 
-    def _cut(self, piece: Tensor) -> list[Tensor]:
+    def _parts_for_ranks(self, piece: Tensor) -> list[Tensor]:
         """Cut ``piece`` into a part for each rank to sum.
 
         Only ranks on the host of the last rank get numbers. The parts of other ranks are empty.
         """
-        last = self._hosts.members[self._hosts.of[-1]]
-        parts = dict(zip(last, piece.tensor_split(len(last)), strict=True))
+        last_host_positions = self._hosts.positions_by_host[self._hosts.host_of[-1]]
+        parts = dict(
+            zip(last_host_positions, piece.tensor_split(len(last_host_positions)), strict=True)
+        )
         return [parts.get(k, piece[:0]) for k in range(len(self._hosts.ranks))]
 
     def advance(self) -> None:
         """Wait until this rank's parts are summed, and start to gather the sums on all ranks."""
         sums, self._sums = self._sums, []
         for piece, reducing in zip(self._pieces, sums):
-            parts = self._cut(piece)
-            parts[self._hosts.me].copy_(reducing.wait())
-            with resumed(self._call):
+            parts = self._parts_for_ranks(piece)
+            parts[self._hosts.position].copy_(reducing.wait())
+            with resume_call(self._call):
                 self._gathers.append(
-                    HostsGather(self._name, parts[self._hosts.me], parts, self._hosts, self._inside)
+                    HostsGather(
+                        self._name,
+                        parts[self._hosts.position],
+                        parts,
+                        self._hosts,
+                        self._inside_transport,
+                    )
                 )
 
     def wait(self) -> Tensor:
@@ -290,7 +320,7 @@ class AllReducing:
         return self._out
 
 
-class AllReduces:
+class OverlappingAllReduces:
     """Starts all-reduces so that successive ones overlap.
 
     An all-reduce sums parts and then gathers the sums. Starting one also starts the gather of the
@@ -298,20 +328,22 @@ class AllReduces:
     """
 
     def __init__(self) -> None:
-        self._last: Callable[[], AllReducing | None] = lambda: None  # weak
+        self._last_started: Callable[[], HostsAllReduce | None] = lambda: None  # weak
 
     def start(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> Waitable:
         """Start an all-reduce of a contiguous ``x``; ``wait()`` returns the result.
 
         If ``x`` is short, the ranks gather all addends instead, which takes one round of messages.
         """
-        if x.nbytes * (hosts.most - 1) <= SMALL:
-            pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
-            return Later(
+        if x.nbytes * (hosts.max_ranks_per_host - 1) <= ONE_ROUND_BYTES:
+            pieces = [
+                x if k == hosts.position else torch.empty_like(x) for k in range(len(hosts.ranks))
+            ]
+            return PendingResult(
                 HostsGather(name, x, pieces, hosts, inside), lambda: ordered_reduce(pieces, op)
             )
-        started = AllReducing(name, x, hosts, inside, op)
-        before, self._last = self._last(), weakref.ref(started)
-        if before is not None:
-            before.advance()
+        started = HostsAllReduce(name, x, hosts, inside, op)
+        previous, self._last_started = self._last_started(), weakref.ref(started)
+        if previous is not None:
+            previous.advance()
         return started

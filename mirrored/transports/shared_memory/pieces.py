@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ...comm import Shape
-from ..torch_dist.messages import flat
+from ..torch_dist.messages import as_bytes
 
 
-def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
+def output_tensors(
+    like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None
+) -> list[Tensor]:
     """Return the tensors to receive into: ``out``, or new ones of ``shapes`` and dtype of ``like``.
 
     The sizes of ``out`` are not checked here: the ranks compare them before anything is moved.
@@ -23,15 +25,15 @@ def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None)
     return list(out)
 
 
-def joined(xs: Sequence[Tensor]) -> Tensor:
+def concat_bytes(xs: Sequence[Tensor]) -> Tensor:
     """Return the bytes of all ``xs`` in one 1-d tensor, or a single tensor as it is, detached."""
     if len(xs) == 1:
         return xs[0].detach()
     # The empty tensor is for `xs` without an element, which `torch.cat` does not accept.
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(flat(x.detach()) for x in xs)])
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(as_bytes(x.detach()) for x in xs)])
 
 
-def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
+def nbytes_with_sizes(x: Tensor, sizes: dict[int, int]) -> int:
     """Return how many bytes ``x`` would have if its dims had the ``sizes`` (dim -> size).
 
     Called with the sizes of the logical tensor, it gives the same number on all ranks, although

@@ -32,29 +32,41 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Link, Ranks, Shape, check_member, check_op
-from ..base.unseen import unseen
+from ...comm import (
+    CompletedHandle,
+    Handle,
+    Link,
+    PendingResult,
+    Ranks,
+    Shape,
+    check_member,
+    check_op,
+)
+from ..base.unseen import hidden_from_modes
 from ..base.wrapper import Wrapper
-from ..failures import counts_lacks, is_lack
+from ..failures import counts_out_of_memory, is_out_of_memory
 from ..faults.turns import check
 from ..faults.watch import Wait
 from ..torch_dist import TorchDist, children, groups
-from ..torch_dist.messages import flat
-from ..tuning.link import agreed_link, kept_link
-from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
-from ..tuning.table import Table, processors
+from ..torch_dist.messages import as_bytes
+from ..tuning.link import agreed_link, stored_link
+from ..tuning.measure import TwoWays, load_or_measure, measure_and_save
+from ..tuning.table import Table, cpu_device_name
 from . import segments
-from .pieces import bytes_with, joined, outputs
+from .pieces import concat_bytes, nbytes_with_sizes, output_tensors
 
 T = TypeVar("T")
 
-SLOT = 512 * 1024  # bytes that a rank writes at once; its two slots both fit in a cache
+SLOT_BYTES = 512 * 1024  # bytes that a rank writes at once; its two slots both fit in a cache
 
-REDUCED = frozenset(
+REDUCIBLE_DTYPES = frozenset(
     (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
     + (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
 )
-SUMMED = REDUCED | {torch.complex64, torch.complex128}  # complex numbers have no order
+SUMMABLE_DTYPES = REDUCIBLE_DTYPES | {
+    torch.complex64,
+    torch.complex128,
+}  # complex numbers have no order
 
 
 class SharedMemory(Wrapper):
@@ -65,14 +77,14 @@ class SharedMemory(Wrapper):
 
     inner: TorchDist
 
-    def __init__(self, inner: TorchDist, slot_bytes: int = SLOT) -> None:
+    def __init__(self, inner: TorchDist, slot_bytes: int = SLOT_BYTES) -> None:
         super().__init__(inner)
         self.slot_bytes = slot_bytes
         self._groups: dict[Ranks, Any] = {}
         self._hosts: dict[int, str] = {}  # host by rank, of the ranks that this one has met
-        self._messages: dict[Ranks, Table] = {}  # groups for which messages are sometimes faster
-        self._world: Any = lambda: None  # weak reference to the process group of these fields
-        self._making = threading.RLock()
+        self._tables: dict[Ranks, Table] = {}  # groups for which messages are sometimes faster
+        self._world_ref: Any = lambda: None  # weak reference to the process group of these fields
+        self._making_lock = threading.RLock()
 
     def rank_in(self, placement: Any) -> int:
         return groups.world().rank  # as `inner` would, but faster: every boxing calls this
@@ -85,13 +97,13 @@ class SharedMemory(Wrapper):
         world = c10d.GroupMember.WORLD
         # The fast path compares torch's group only; `inner.world()` is for a new or a child's
         # group.
-        if world is None or world is not self._world() or world is children.inherited:
+        if world is None or world is not self._world_ref() or world is children.inherited:
             world = self.inner.world()
             if world is None:
                 self.inner.shares(ranks, "cpu")  # raises in a child of a rank
                 return None
-            if world is not self._world():
-                self._groups, self._messages, self._world = {}, {}, weakref.ref(world)
+            if world is not self._world_ref():
+                self._groups, self._tables, self._world_ref = {}, {}, weakref.ref(world)
                 self._hosts = {}
                 self.inner.forget_hosts()
         try:
@@ -101,18 +113,22 @@ class SharedMemory(Wrapper):
         if len(ranks) < 2 or self.inner.rank not in ranks:
             return None
         # Two threads may get here at once: only one may run the collective that makes the group.
-        with self._making, unseen():
+        with self._making_lock, hidden_from_modes():
             if ranks not in self._groups:
-                made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
-                self._hosts.update(zip(ranks, made.hosts, strict=True))
-                if made.are_apart:
-                    self.inner.split(ranks, made.hosts, self)
-                self._groups[ranks] = made.group
-                if made.group is None and ranks == tuple(range(self.size)):
-                    self.inner.meet(ranks, segments.host())
-                if made.group is not None:
+                segment = segments.make_segment(
+                    self.inner, ranks, self.slot_bytes, self.inner.timeout_s()
+                )
+                self._hosts.update(zip(ranks, segment.hosts, strict=True))
+                if segment.are_on_several_hosts:
+                    self.inner.record_hosts(ranks, segment.hosts, self)
+                self._groups[ranks] = segment.group
+                if segment.group is None and ranks == tuple(range(self.size)):
+                    self.inner.agree_on_link(ranks, segments.host())
+                if segment.group is not None:
                     self.inner.watch.waiters.add(self)
-                    self._use(kept_or_measured(self._ways(ranks), self.may_measure), ranks)
+                    self._apply_table(
+                        load_or_measure(self._two_ways(ranks), self.may_measure), ranks
+                    )
         return self._groups[ranks]
 
     @property
@@ -123,7 +139,7 @@ class SharedMemory(Wrapper):
         """
         return self.inner.may_measure
 
-    def _meet(self, ranks: Ranks) -> Any:
+    def _checked_group(self, ranks: Ranks) -> Any:
         """Return ``group(ranks)``, after a check that this thread may communicate.
 
         Each collective begins with this. Raises RuntimeError if the thread may not communicate. The
@@ -139,10 +155,12 @@ class SharedMemory(Wrapper):
 
         It tells ranks that wait for this one where it is.
         """
-        found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
+        waits_by_group = [
+            (ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group
+        ]
         return [
             (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")
-            for ranks, wait in found
+            for ranks, wait in waits_by_group
             if wait
             for seconds, thread, call, steps in [wait]
         ]
@@ -154,7 +172,7 @@ class SharedMemory(Wrapper):
         return not self.shares(ranks, kind) and self.inner.overlaps(ranks, kind)
 
     def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
-        if c10d.GroupMember.WORLD is not self._world() or not self._hosts.keys() >= set(ranks):
+        if c10d.GroupMember.WORLD is not self._world_ref() or not self._hosts.keys() >= set(ranks):
             return None
         names = [self._hosts[rank] for rank in ranks]
         numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
@@ -166,15 +184,19 @@ class SharedMemory(Wrapper):
         The cost of shared memory is from the stored table for the whole world, if all of its ranks
         share memory.
         """
-        found = self.inner.link(kind)
-        return found or (agreed_link(self.inner, kind, self._own_link) if kind == "cpu" else None)
+        measured_link = self.inner.link(kind)
+        return measured_link or (
+            agreed_link(self.inner, kind, self._own_link) if kind == "cpu" else None
+        )
 
     def _own_link(self) -> Link | None:
-        return kept_link(self.size, processors(), segments.is_wanted(range(self.size)))
+        return stored_link(
+            self.size, cpu_device_name(), segments.should_share_memory(range(self.size))
+        )
 
-    def _ways(self, ranks: Ranks) -> TwoWays:
+    def _two_ways(self, ranks: Ranks) -> TwoWays:
         one_shot = self._groups[ranks].set_one_shot
-        return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
+        return TwoWays(self, self.inner, ranks, torch.device("cpu"), cpu_device_name(), one_shot)
 
     def tune(self, ranks: Ranks) -> Table:
         """Measure which sizes ``ranks`` should send by shared memory and which by messages.
@@ -185,60 +207,62 @@ class SharedMemory(Wrapper):
         if self.group(ranks) is None:
             return self.inner.tune(ranks, segments.host())
         # So that `self` uses shared memory for every size while it is measured.
-        self._messages.pop(ranks, None)
-        found = measured_by_hand(self._ways(ranks))
-        self._use(found, ranks)
-        return found
+        self._tables.pop(ranks, None)
+        table = measure_and_save(self._two_ways(ranks))
+        self._apply_table(table, ranks)
+        return table
 
-    def _use(self, found: Table, ranks: Ranks) -> None:
-        """Apply the limits in the table ``found`` to the collectives of ``ranks`` from now on."""
-        self._groups[ranks].set_one_shot(found.one_shot, found.one_shot_narrow)
-        if found.messages_above:
-            self._messages[ranks] = found
+    def _apply_table(self, table: Table, ranks: Ranks) -> None:
+        """Apply the limits in ``table`` to the collectives of ``ranks`` from now on."""
+        self._groups[ranks].set_one_shot(table.one_shot, table.one_shot_narrow)
+        if table.messages_above:
+            self._tables[ranks] = table
 
-    def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
+    def _are_messages_faster(
+        self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks
+    ) -> bool:
         """Return whether messages of ``inner`` are faster than shared memory, by the table.
 
         ``move`` is the name of the collective, for a logical tensor of ``nbytes``.
         """
-        found = self._messages.get(ranks)
-        return found is not None and found.by_messages(move, dtype, nbytes)
+        table = self._tables.get(ranks)
+        return table is not None and table.by_messages(move, dtype, nbytes)
 
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        group = self._meet(ranks) if x.is_cpu else None
-        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+        group = self._checked_group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES):
             return self.inner.all_reduce(x, ranks, op)
         check_op(op, x.dtype)
-        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+        if self._tables and self._are_messages_faster("all_reduce", x.dtype, x.nbytes, ranks):
             # Headers are compared all the same, so that a mismatch raises on every rank.
             group.meet_all_reduce(x, op)
             return self.inner.all_reduce(x, ranks, op)
         return group.all_reduce(x, op, False)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        group = self._meet(ranks) if x.is_cpu else None
-        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+        group = self._checked_group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES):
             return self.inner.all_reduce_async(x, ranks, op)
         check_op(op, x.dtype)
-        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+        if self._tables and self._are_messages_faster("all_reduce", x.dtype, x.nbytes, ranks):
             group.meet_all_reduce(x, op)
             return self.inner.all_reduce_async(x, ranks, op)
-        return Done(group.all_reduce(x.detach(), op, True))
+        return CompletedHandle(group.all_reduce(x.detach(), op, True))
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        group = self._meet(ranks) if x.is_cpu else None
+        group = self._checked_group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
-        if x.dtype not in (SUMMED if op == "sum" else REDUCED):
+        if x.dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES):
             # Past `Wrapper`, to the default in `Transport`, which is built on the `all_to_all` of
             # this class.
             return super(Wrapper, self).reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op, x.dtype)
-        if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
+        if self._tables and self._are_messages_faster("reduce_scatter", x.dtype, x.nbytes, ranks):
             group.meet_reduce_scatter(x, dim, sizes, op)
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         return group.reduce_scatter(x, dim, sizes, op)
@@ -248,12 +272,12 @@ class SharedMemory(Wrapper):
     def all_gather_into_tensor(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> Tensor:
-        group = self._meet(ranks) if x.is_cpu else None
+        group = self._checked_group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
-        if self._messages:
-            nbytes = bytes_with(x, {dim: sum(sizes)})
-            if self._by_messages("all_gather_into_tensor", x.dtype, nbytes, ranks):
+        if self._tables:
+            nbytes = nbytes_with_sizes(x, {dim: sum(sizes)})
+            if self._are_messages_faster("all_gather_into_tensor", x.dtype, nbytes, ranks):
                 group.meet_all_gather(x, dim, sizes)
                 return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
@@ -266,13 +290,15 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        group = self._meet(ranks) if all(x.is_cpu for x in xs) else None
+        group = self._checked_group(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
             return self.inner.all_gather_several(xs, dims, sizes, ranks, out)
-        if self._messages:
-            whole = [bytes_with(x, {d: sum(s)}) for x, d, s in zip(xs, dims, sizes, strict=True)]
+        if self._tables:
+            whole = [
+                nbytes_with_sizes(x, {d: sum(s)}) for x, d, s in zip(xs, dims, sizes, strict=True)
+            ]
             if any(
-                self._by_messages("all_gather_into_tensor", xs[0].dtype, nbytes, ranks)
+                self._are_messages_faster("all_gather_into_tensor", xs[0].dtype, nbytes, ranks)
                 for nbytes in whole
             ):
                 return super(Wrapper, self).all_gather_several(xs, dims, sizes, ranks, out)
@@ -287,15 +313,15 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        group = self._meet(ranks) if all(x.is_cpu for x in xs) else None
+        group = self._checked_group(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
         dtype = xs[0].dtype
         check_op(op, dtype)
-        alone = dtype not in (SUMMED if op == "sum" else REDUCED) or any(
-            self._by_messages("reduce_scatter", dtype, x.nbytes, ranks) for x in xs
+        is_separate = dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES) or any(
+            self._are_messages_faster("reduce_scatter", dtype, x.nbytes, ranks) for x in xs
         )
-        if alone:
+        if is_separate:
             return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
         return group.reduce_scatter_several(list(xs), list(dims), list(sizes), op)
 
@@ -305,7 +331,7 @@ class SharedMemory(Wrapper):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
+    ) -> PendingResult:
         if all(x.is_cpu for x in xs) and self.group(ranks) is not None:
             return super(Wrapper, self).start_all_gather_several(xs, dims, sizes, ranks)
         return self.inner.start_all_gather_several(xs, dims, sizes, ranks)
@@ -316,14 +342,14 @@ class SharedMemory(Wrapper):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
+    ) -> PendingResult:
         if all(x.is_cpu for x in xs) and self.group(ranks) is not None:
             return super(Wrapper, self).start_reduce_scatter_several(xs, dims, sizes, ranks)
         return self.inner.start_reduce_scatter_several(xs, dims, sizes, ranks)
 
     def start_all_to_all(
         self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
-    ) -> Later:
+    ) -> PendingResult:
         if pieces[0].is_cpu and self.group(ranks) is not None:
             return super(Wrapper, self).start_all_to_all(pieces, shapes, ranks)
         return self.inner.start_all_to_all(pieces, shapes, ranks)
@@ -337,14 +363,14 @@ class SharedMemory(Wrapper):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        group = self._meet(ranks) if x.is_cpu else None
+        group = self._checked_group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_to_all_single(
                 x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
             )
-        if self._messages:
-            nbytes = bytes_with(x, {concat_dim: sum(concat_sizes)})
-            if self._by_messages("all_to_all_single", x.dtype, nbytes, ranks):
+        if self._tables:
+            nbytes = nbytes_with_sizes(x, {concat_dim: sum(concat_sizes)})
+            if self._are_messages_faster("all_to_all_single", x.dtype, nbytes, ranks):
                 group.meet_all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
                 return self.inner.all_to_all_single(
                     x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
@@ -354,10 +380,10 @@ class SharedMemory(Wrapper):
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        group = self._meet(ranks) if x.is_cpu else None
+        group = self._checked_group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_gather(x, shapes, ranks, out)
-        pieces = _made(group, lambda: outputs(x, shapes, out))
+        pieces = _allocate_or_refuse(group, lambda: output_tensors(x, shapes, out))
         group.gather_into(x, pieces)
         return pieces
 
@@ -368,10 +394,10 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        group = self._meet(ranks) if pieces[0].is_cpu else None
+        group = self._checked_group(ranks) if pieces[0].is_cpu else None
         if group is None:
             return self.inner.all_to_all(pieces, shapes, ranks, out)
-        received = _made(group, lambda: outputs(pieces[0], shapes, out))
+        received = _allocate_or_refuse(group, lambda: output_tensors(pieces[0], shapes, out))
         group.all_to_all_into(list(pieces), received, False)
         return received
 
@@ -384,16 +410,16 @@ class SharedMemory(Wrapper):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        group = self._meet(ranks) if torch.device(device).type == "cpu" else None
+        group = self._checked_group(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        at = check_member("broadcast from source", source, ranks)
-        if self._messages:
+        source_position = check_member("broadcast from source", source, ranks)
+        if self._tables:
             nbytes = math.prod(shape) * dtype.itemsize
-            if self._by_messages("broadcast", dtype, nbytes, ranks):
-                group.meet_broadcast(x, shape, dtype, at)
+            if self._are_messages_faster("broadcast", dtype, nbytes, ranks):
+                group.meet_broadcast(x, shape, dtype, source_position)
                 return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        return group.broadcast(x, shape, dtype, at)
+        return group.broadcast(x, shape, dtype, source_position)
 
     def exchange(
         self,
@@ -402,32 +428,32 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        group = self._meet(ranks) if torch.device(device).type == "cpu" else None
+        group = self._checked_group(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.exchange(sends, receives, ranks, device)
         sources = [source for source, _, _ in receives]
 
-        def made() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]], list[Tensor]]:
+        def allocate() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]], list[Tensor]]:
             out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
-            pieces = [joined([x for to, x in sends if to == rank]) for rank in ranks]
+            pieces = [concat_bytes([x for to, x in sends if to == rank]) for rank in ranks]
             places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]
             # A single message is received in its place; several arrive as one and are cut.
-            return out, pieces, places, [p[0] if len(p) == 1 else joined(p) for p in places]
+            return out, pieces, places, [p[0] if len(p) == 1 else concat_bytes(p) for p in places]
 
-        out, pieces, places, arrived = _made(group, made)
-        group.all_to_all_into(pieces, arrived, True)
-        for place, together in zip(places, arrived):
+        out, pieces, places, received = _allocate_or_refuse(group, allocate)
+        group.all_to_all_into(pieces, received, True)
+        for place, message in zip(places, received):
             if len(place) > 1:
-                for x, part in zip(place, together.split([x.nbytes for x in place])):
-                    flat(x).copy_(part)
+                for x, part in zip(place, message.split([x.nbytes for x in place])):
+                    as_bytes(x).copy_(part)
         return out
 
-    @counts_lacks
+    @counts_out_of_memory
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        group = self._meet(ranks)
+        group = self._checked_group(ranks)
         if group is None:
             return self.inner.gather_objects(obj, ranks)
-        note = _made(group, lambda: pickle.dumps(obj))
+        note = _allocate_or_refuse(group, lambda: pickle.dumps(obj))
         return [pickle.loads(text) for text in group.gather_objects(note)]
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
@@ -442,12 +468,12 @@ class SharedMemory(Wrapper):
         return super(Wrapper, self).all_reduce_with_notes(x, ranks, told, op)
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        group = self._meet(ranks) if x.is_cpu else None
+        group = self._checked_group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.peers(x, ranks)
-        if x.nbytes > group.room() and not segments.grow(group, x.nbytes, ranks, self):
+        if x.nbytes > group.room() and not segments.grow_segment(group, x.nbytes, ranks, self):
             return super(Wrapper, self).peers(x, ranks)
-        return _staged(group, x)
+        return _shared_views(group, x)
 
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
@@ -456,7 +482,7 @@ class SharedMemory(Wrapper):
         return super(Wrapper, self).addends(x, dim, sizes, ranks)
 
 
-def _made(group: Any, make: Callable[[], T]) -> T:
+def _allocate_or_refuse(group: Any, make: Callable[[], T]) -> T:
     """Return ``make()``, which allocates what a collective call of ``group`` needs.
 
     If it runs out of memory, the other members of the group are told, so that they raise in that
@@ -465,13 +491,13 @@ def _made(group: Any, make: Callable[[], T]) -> T:
     try:
         return make()
     except Exception as error:
-        if is_lack(error):
+        if is_out_of_memory(error):
             group.refuse()
         raise
 
 
 @contextmanager
-def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
+def _shared_views(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
     """Copy ``x`` into the shared segment, and yield views of every rank's ``x`` there."""
     views = group.stage(x)
     try:

@@ -19,7 +19,7 @@ from ...comm import Shape
 from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
 from ..tuning.table import Table
 
-_ALIGNED = 16  # bytes that a kernel moves at once
+_ALIGNMENT = 16  # bytes that a kernel moves at once
 
 
 class DeviceMemory(Protocol):
@@ -55,11 +55,11 @@ class DeviceMoves:
         self, memory: DeviceMemory, meeting: Any, at: int, slot_bytes: int, timeout_s: float
     ) -> None:
         self.meeting, self.slot_bytes, self.table = meeting, slot_bytes, Table()
-        self._memory, self._at, self._timeout_s = memory, at, timeout_s
+        self._memory, self._position, self._timeout_s = memory, at, timeout_s
         parts = slice(slot_bytes), slice(slot_bytes, 2 * slot_bytes)
         self._slots = [[whole[part] for whole in memory.memory] for part in parts]
         self._step = 0
-        self._one_shot = Table().one_shot, Table().one_shot_narrow
+        self._one_shot_limits = Table().one_shot, Table().one_shot_narrow
         self._lock = threading.RLock()
 
     def set_one_shot(self, nbytes: int, narrow: int) -> None:
@@ -69,7 +69,7 @@ class DeviceMoves:
         sums a part, and the parts are gathered. ``narrow`` is the limit for float16 and bfloat16,
         ``nbytes`` that for other dtypes.
         """
-        self._one_shot = nbytes, narrow
+        self._one_shot_limits = nbytes, narrow
 
     def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
         """Return whether this object should carry out a collective, and not messages.
@@ -88,15 +88,15 @@ class DeviceMoves:
     def all_reduce(self, x: Tensor, op: str) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         flat, n = out.view(-1), x.numel()
-        with self._steps():
-            slots = self._give(x)
-            if x.nbytes <= self._one_shot[x.dtype in (torch.float16, torch.bfloat16)]:
+        with self._exclusive_steps():
+            slots = self._write_slot(x)
+            if x.nbytes <= self._one_shot_limits[x.dtype in (torch.float16, torch.bfloat16)]:
                 _C.reduce(slots, [n], 0, 0, flat, op)
                 return out
-            sizes = _parts(n, len(slots), x.element_size())
-            own, results = sizes[self._at], self._next()
-            mine = _as(results[self._at], (own,), x.dtype)
-            _C.reduce(slots, [n], 0, sum(sizes[: self._at]), mine, op)
+            sizes = _aligned_parts(n, len(slots), x.element_size())
+            own_size, results = sizes[self._position], self._next_slots()
+            own_part = _slot_view(results[self._position], (own_size,), x.dtype)
+            _C.reduce(slots, [n], 0, sum(sizes[: self._position]), own_part, op)
             # Without this barrier, other ranks' parts would be read before their GPUs have summed
             # them.
             self._memory.barrier(self._timeout_s)
@@ -104,79 +104,86 @@ class DeviceMoves:
         return out
 
     def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Tensor:
-        dim, start = dim % x.dim(), sum(sizes[: self._at])
-        out = x.new_empty(_with(x.shape, {dim: sizes[self._at]}))
-        with self._steps():
-            _C.reduce(self._give(x), list(x.shape), dim, start, out, op)
+        dim, start = dim % x.dim(), sum(sizes[: self._position])
+        out = x.new_empty(_shape_with(x.shape, {dim: sizes[self._position]}))
+        with self._exclusive_steps():
+            _C.reduce(self._write_slot(x), list(x.shape), dim, start, out, op)
         return out
 
     def all_gather_into_tensor(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         dim = dim % x.dim()
-        out = x.new_empty(_with(x.shape, {dim: sum(sizes)}))
-        with self._steps():
-            _C.collect(self._give(x), out, dim, list(sizes), -1, 0, 0)
+        out = x.new_empty(_shape_with(x.shape, {dim: sum(sizes)}))
+        with self._exclusive_steps():
+            _C.collect(self._write_slot(x), out, dim, list(sizes), -1, 0, 0)
         return out
 
     def all_to_all_single(
         self, x: Tensor, split: int, split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
     ) -> Tensor:
         split, dim = split % x.dim(), dim % x.dim()
-        start, own = sum(split_sizes[: self._at]), split_sizes[self._at]
-        out = x.new_empty(_with(x.shape, {split: own, dim: sum(sizes)}))
-        with self._steps():
-            _C.collect(self._give(x), out, dim, list(sizes), split, start, x.shape[split])
+        start, own_size = sum(split_sizes[: self._position]), split_sizes[self._position]
+        out = x.new_empty(_shape_with(x.shape, {split: own_size, dim: sum(sizes)}))
+        with self._exclusive_steps():
+            _C.collect(self._write_slot(x), out, dim, list(sizes), split, start, x.shape[split])
         return out
 
     def broadcast(self, x: Tensor | None, out: Tensor, source: int) -> Tensor:
-        with self._steps():
+        with self._exclusive_steps():
             # Every rank takes the step and its barrier, but only the source writes.
-            given = self._give(x)[source]
-            _C.collect([given], out.view(-1), 0, [out.numel()], -1, 0, 0)
+            source_slot = self._write_slot(x)[source]
+            _C.collect([source_slot], out.view(-1), 0, [out.numel()], -1, 0, 0)
         return out
 
     @contextmanager
     def peers(self, x: Tensor) -> Iterator[list[Tensor]]:
         """Yield every rank's x, to be read inside the block, by work on the current stream."""
-        with self._steps():
-            yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
+        with self._exclusive_steps():
+            yield [_slot_view(slot, x.shape, x.dtype) for slot in self._write_slot(x)]
 
-    def tried(self, device: torch.device) -> DeviceMoves:
+    def self_tested(self, device: torch.device) -> DeviceMoves:
         """Test each collective on small tensors on ``device``, and return this object.
 
         A collective. Raises RuntimeError if a result is wrong.
         """
-        n, me = len(self._slots[0]), self._at
-        rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
+        n, position = len(self._slots[0]), self._position
+        rows, columns, dtype = [k + 1 for k in range(n)], [2] * n, torch.float32
         size = sum(rows) * 2 * n
-        whole = torch.arange(size, dtype=one, device=device).view(sum(rows), 2 * n)
+        whole = torch.arange(size, dtype=dtype, device=device).view(sum(rows), 2 * n)
         total = whole * n + n * (n - 1) / 2
         # First the all-reduce in two steps, which so few numbers would not take.
-        self._one_shot, limits = (0, 0), self._one_shot
-        found = {
-            "all-reduce": (self.all_reduce(whole + me, "sum"), total),
+        self._one_shot_limits, limits = (0, 0), self._one_shot_limits
+        results = {
+            "all-reduce": (self.all_reduce(whole + position, "sum"), total),
             "reduce-scatter": (
-                self.reduce_scatter(whole + me, 1, columns, "sum"),
-                total.split(columns, 1)[me],
+                self.reduce_scatter(whole + position, 1, columns, "sum"),
+                total.split(columns, 1)[position],
             ),
-            "all-gather": (self.all_gather_into_tensor(whole.split(rows)[me], 0, rows), whole),
+            "all-gather": (
+                self.all_gather_into_tensor(whole.split(rows)[position], 0, rows),
+                whole,
+            ),
             "all-to-all": (
-                self.all_to_all_single(whole.split(rows)[me], 1, columns, 0, rows),
-                whole.split(columns, 1)[me],
+                self.all_to_all_single(whole.split(rows)[position], 1, columns, 0, rows),
+                whole.split(columns, 1)[position],
             ),
             "broadcast": (
-                self.broadcast(whole + me, whole.new_empty(whole.shape), n - 1),
+                self.broadcast(whole + position, whole.new_empty(whole.shape), n - 1),
                 whole + n - 1,
             ),
         }
-        self._one_shot = limits
-        found["short all-reduce"] = self.all_reduce(whole + me, "sum"), total
-        wrong = [move for move, (made, wanted) in found.items() if not torch.equal(made, wanted)]
-        if wrong:
-            raise RuntimeError(f"a trial of {', '.join(wrong)} came out wrong")
+        self._one_shot_limits = limits
+        results["short all-reduce"] = self.all_reduce(whole + position, "sum"), total
+        wrong_moves = [
+            move
+            for move, (result, expected) in results.items()
+            if not torch.equal(result, expected)
+        ]
+        if wrong_moves:
+            raise RuntimeError(f"a trial of {', '.join(wrong_moves)} came out wrong")
         return self
 
     @contextmanager
-    def _steps(self) -> Iterator[None]:
+    def _exclusive_steps(self) -> Iterator[None]:
         """Context manager around the steps of one collective: one thread at a time runs them.
 
         They are also ordered after the steps that ran before on another CUDA stream.
@@ -188,7 +195,7 @@ class DeviceMoves:
             finally:
                 self._memory.end()
 
-    def _next(self) -> list[Tensor]:
+    def _next_slots(self) -> list[Tensor]:
         """Return all ranks' slots for the next step.
 
         They may be overwritten. They were last used two steps ago, and all ranks had read them
@@ -197,35 +204,35 @@ class DeviceMoves:
         self._step += 1
         return self._slots[self._step % 2]
 
-    def _give(self, x: Tensor | None) -> list[Tensor]:
+    def _write_slot(self, x: Tensor | None) -> list[Tensor]:
         """Begin a step: copy ``x`` into this rank's slot, and return all ranks' slots to read.
 
         With None this rank writes nothing.
         """
-        slots = self._next()
+        slots = self._next_slots()
         if x is not None:
-            _as(slots[self._at], x.shape, x.dtype).copy_(x.detach())
+            _slot_view(slots[self._position], x.shape, x.dtype).copy_(x.detach())
         # Without this barrier the slots of other ranks would be read before their GPUs have written
         # them, and in the next step a slot would be written while another rank still reads it.
         self._memory.barrier(self._timeout_s)
         return slots
 
 
-def _with(shape: Shape, sizes: dict[int, int]) -> list[int]:
+def _shape_with(shape: Shape, sizes: dict[int, int]) -> list[int]:
     return [sizes.get(dim, size) for dim, size in enumerate(shape)]
 
 
-def _as(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+def _slot_view(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
     """Return the start of a slot as a tensor of ``shape`` and ``dtype``."""
     return slot[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
 
-def _parts(n: int, count: int, itemsize: int) -> list[int]:
+def _aligned_parts(n: int, count: int, itemsize: int) -> list[int]:
     """Return the sizes of ``count`` parts of n elements, each beginning at a multiple of 16 bytes.
 
-    ``_parts(10, 2, 4) -> [8, 2]``: elements have ``itemsize`` 4, so parts are multiples of 4
-    elements.
+    ``_aligned_parts(10, 2, 4) -> [8, 2]``: elements have ``itemsize`` 4, so parts are multiples of
+    4 elements.
     """
-    unit = max(1, _ALIGNED // itemsize)
-    each = -(-n // (count * unit)) * unit
-    return [max(0, min(each, n - k * each)) for k in range(count)]
+    unit = max(1, _ALIGNMENT // itemsize)
+    part_size = -(-n // (count * unit)) * unit
+    return [max(0, min(part_size, n - k * part_size)) for k in range(count)]

@@ -37,11 +37,11 @@ class GpuMemory:
     """
 
     def __init__(self, nbytes: int, device: torch.device, ranks: Ranks, at: int, name: str) -> None:
-        self._kept = registered(name, at, len(ranks), c10d._get_default_store())
-        self._own = _SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, device)
-        self._handle = _SymmetricMemory.rendezvous(self._own, name)
+        self._group_and_store = register_group(name, at, len(ranks), c10d._get_default_store())
+        self._own_memory = _SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, device)
+        self._handle = _SymmetricMemory.rendezvous(self._own_memory, name)
         self._device = device
-        self._last: Any = None  # (stream of the last collective, event at its end)
+        self._last_collective: Any = None  # (stream of the last collective, event at its end)
         self.memory = [
             self._handle.get_buffer(k, (nbytes,), torch.uint8) for k in range(len(ranks))
         ]
@@ -50,16 +50,16 @@ class GpuMemory:
         """Let the current stream wait for the last collective, if that ran on another stream."""
         # Otherwise a slot could be written while kernels on the old stream still read it, and the
         # next barrier would tell the other GPUs that they have finished.
-        if self._last is not None:
-            stream, event = self._last
-            now = side_stream.cuda.current_stream(self._device)
-            if now != stream:
-                now.wait_event(event)
+        if self._last_collective is not None:
+            stream, event = self._last_collective
+            current_stream = side_stream.cuda.current_stream(self._device)
+            if current_stream != stream:
+                current_stream.wait_event(event)
 
     def end(self) -> None:
         """Record an event at the end of a collective; one on another stream will wait for it."""
         stream = side_stream.cuda.current_stream(self._device)
-        self._last = stream, stream.record_event()
+        self._last_collective = stream, stream.record_event()
 
     def barrier(self, timeout_s: float) -> None:
         """Queue a barrier of all ranks' current streams.
@@ -71,7 +71,7 @@ class GpuMemory:
         self._handle.barrier(0, int(timeout_s * 1000))
 
 
-def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGroup, Store]:
+def register_group(name: str, at: int, size: int, store: Store) -> tuple[ProcessGroup, Store]:
     """Register a group of ranks under ``name`` for ``_SymmetricMemory.rendezvous``.
 
     Args:
@@ -84,15 +84,15 @@ def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGrou
         The group and its store. torch holds the group weakly, and of the store only the C++ part,
         so the caller must keep both for as long as the memory is used.
     """
-    own = Renumbered(PrefixStore(name, store))
-    group = ProcessGroup(own, at, size)
+    renumbered_store = RenumberedStore(PrefixStore(name, store))
+    group = ProcessGroup(renumbered_store, at, size)
     _register_process_group(name, group)  # pyright: ignore[reportArgumentType]
     # Releases of torch from before January 2026 look here instead (pytorch#172163).
-    _SymmetricMemory.set_group_info(name, at, size, own)
-    return group, own
+    _SymmetricMemory.set_group_info(name, at, size, renumbered_store)
+    return group, renumbered_store
 
 
-class Renumbered(Store):
+class RenumberedStore(Store):
     """Store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
 
     Before the fix of pytorch#196082 torch numbers the keys ``prefix/number/rank`` by a counter of
@@ -106,15 +106,15 @@ class Renumbered(Store):
         self._numbers: dict[str, int] = {}
 
     def set(self, key: str, value: Any) -> None:
-        self._inner.set(self._renumbered(key), value)
+        self._inner.set(self._renumbered_key(key), value)
 
     def get(self, key: str) -> bytes:
-        return self._inner.get(self._renumbered(key))
+        return self._inner.get(self._renumbered_key(key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        renumbered = [self._renumbered(key) for key in keys]
+        renumbered = [self._renumbered_key(key) for key in keys]
         self._inner.wait(renumbered, *(() if timeout is None else (timeout,)))
 
-    def _renumbered(self, key: str) -> str:
+    def _renumbered_key(self, key: str) -> str:
         prefix, number, rank = key.rsplit("/", 2)
         return f"{prefix}/{self._numbers.setdefault(number, len(self._numbers))}/{rank}"

@@ -32,22 +32,29 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
-from ..base.unseen import unseen
+from ...comm import CompletedHandle, Handle, Link, Ranks, Shape, check_member, check_op
+from ..base.unseen import hidden_from_modes
 from ..base.wrapper import Wrapper
 from ..faults.turns import check
-from ..shared_memory import REDUCED, SUMMED, SharedMemory, bytes_with, is_wanted, warn
-from ..tuning.link import agreed_link, kept_link
-from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
+from ..shared_memory import (
+    REDUCIBLE_DTYPES,
+    SUMMABLE_DTYPES,
+    SharedMemory,
+    nbytes_with_sizes,
+    should_share_memory,
+    warn,
+)
+from ..tuning.link import agreed_link, stored_link
+from ..tuning.measure import TwoWays, load_or_measure, measure_and_save
 from ..tuning.table import Table
 from .device_moves import DeviceMemory, DeviceMoves
 from .gpu_memory import GpuMemory
 
-SLOT = 16 * 1024 * 1024  # bytes that a rank writes at once; it has two slots
+SLOT_BYTES = 16 * 1024 * 1024  # bytes that a rank writes at once; it has two slots
 MOST_RANKS = 32  # kMostPeers of csrc/peer/device_moves.h
 
 T = TypeVar("T")
-Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
+MakeMemory = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
 
 
 class SymmetricMemory(Wrapper):
@@ -66,13 +73,13 @@ class SymmetricMemory(Wrapper):
         self,
         inner: SharedMemory,
         kind: str = "cuda",
-        slot_bytes: int = SLOT,
-        make: Make = GpuMemory,
+        slot_bytes: int = SLOT_BYTES,
+        make: MakeMemory = GpuMemory,
     ) -> None:
         super().__init__(inner)
         self.kind, self.slot_bytes, self._make_memory = kind, slot_bytes, make
         self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
-        self._making = threading.RLock()
+        self._making_lock = threading.RLock()
         self.why_not: dict[Ranks, str] = {}  # the error for ranks that failed to share memory
 
     def all_reduce_with_notes(
@@ -85,7 +92,7 @@ class SymmetricMemory(Wrapper):
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         if kind != self.kind:
             return self.inner.shares(ranks, kind, nbytes)
-        return self._group(_device(kind), ranks) is not None and nbytes <= self.slot_bytes
+        return self._group(_indexed_device(kind), ranks) is not None and nbytes <= self.slot_bytes
 
     def link(self, kind: str) -> Link | None:
         """Return the measured cost of messages between devices of type ``kind``; None if unknown.
@@ -97,8 +104,8 @@ class SymmetricMemory(Wrapper):
         return agreed_link(self.inner.inner, kind, self._own_link)
 
     def _own_link(self) -> Link | None:
-        shared = is_wanted(range(self.size)) and self.size <= MOST_RANKS
-        return kept_link(self.size, _name(_device(self.kind)), shared)
+        shared = should_share_memory(range(self.size)) and self.size <= MOST_RANKS
+        return stored_link(self.size, _device_model(_indexed_device(self.kind)), shared)
 
     def tune(self, ranks: Ranks) -> Table | None:
         """Measure which sizes ``ranks`` should move through device memory and which by messages.
@@ -106,11 +113,13 @@ class SymmetricMemory(Wrapper):
         The resulting table is stored, used from now on, and returned; None if the devices share no
         memory. A collective over ``ranks``.
         """
-        group = self._group(_device(self.kind), ranks)
+        group = self._group(_indexed_device(self.kind), ranks)
         if group is None:
             return None
         group.table = Table()
-        self._use(group, measured_by_hand(self._ways(group, _device(self.kind), ranks)))
+        self._apply_table(
+            group, measure_and_save(self._two_ways(group, _indexed_device(self.kind), ranks))
+        )
         return group.table
 
     def _group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
@@ -123,20 +132,20 @@ class SymmetricMemory(Wrapper):
         meeting = self.inner.group(ranks)
         if meeting is None:
             return None
-        known = self._groups.get((ranks, device))
-        if known is None or known[0] is not meeting:  # not made yet, or for an earlier world
-            with self._making, unseen():
+        entry = self._groups.get((ranks, device))
+        if entry is None or entry[0] is not meeting:  # not made yet, or for an earlier world
+            with self._making_lock, hidden_from_modes():
                 # Looked up again: another thread may have made it while this one waited.
-                known = self._groups.get((ranks, device))
-                if known is None or known[0] is not meeting:
-                    known = meeting, self._make(meeting, device, ranks)
-                    self._groups[ranks, device] = known
-                    if known[1] is not None:
-                        ways = self._ways(known[1], device, ranks)
-                        self._use(known[1], kept_or_measured(ways, self.inner.may_measure))
-        return known[1]
+                entry = self._groups.get((ranks, device))
+                if entry is None or entry[0] is not meeting:
+                    entry = meeting, self._make_moves(meeting, device, ranks)
+                    self._groups[ranks, device] = entry
+                    if entry[1] is not None:
+                        ways = self._two_ways(entry[1], device, ranks)
+                        self._apply_table(entry[1], load_or_measure(ways, self.inner.may_measure))
+        return entry[1]
 
-    def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+    def _checked_group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
         """Return ``_group(device, ranks)``, after a check that this thread may communicate.
 
         Each collective begins with this. Raises RuntimeError if the thread may not communicate. The
@@ -147,7 +156,7 @@ class SymmetricMemory(Wrapper):
             check()
         return group
 
-    def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+    def _make_moves(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
         """Make the memory that the devices of ``ranks`` share, and test it; None if it fails.
 
         ``meeting`` is the shared segment of the ranks' processes. A collective over ``ranks``.
@@ -157,41 +166,41 @@ class SymmetricMemory(Wrapper):
         if self.inner.inner.gpus_may_lose_ranks:
             self.why_not[ranks] = "the job goes on without ranks that are lost"
             return None
-        at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
+        position, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
         # A name that is used nowhere else, and the same on all ranks: the first one's.
         name = self.gather_objects(f"mirrored/{uuid.uuid4()}", ranks)[0]
-        make = partial(self._make_memory, 2 * self.slot_bytes, device, ranks, at, name)
-        memory = self._unless_faulty(make, ranks)
+        make = partial(self._make_memory, 2 * self.slot_bytes, device, ranks, position, name)
+        memory = self._make_on_all_ranks(make, ranks)
         if memory is None:
             return None
-        moves = DeviceMoves(memory, meeting, at, self.slot_bytes, timeout_s)
-        return self._unless_faulty(partial(moves.tried, device), ranks)
+        moves = DeviceMoves(memory, meeting, position, self.slot_bytes, timeout_s)
+        return self._make_on_all_ranks(partial(moves.self_tested, device), ranks)
 
-    def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
+    def _make_on_all_ranks(self, make: Callable[[], T], ranks: Ranks) -> T | None:
         """Return ``make()``; None, with a warning, if it raises on any of ``ranks``.
 
         So either all ranks share memory or none does. A collective over ``ranks``.
         """
-        made, fault = None, ""
+        result, fault = None, ""
         try:
             # Not in inference mode: its tensors could not be used in other modes later.
             with torch.inference_mode(False), torch.no_grad():
-                made = make()
+                result = make()
         except Exception as error:  # such as AttributeError, from torch's private names
             fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         faults = [each for each in self.gather_objects(fault, ranks) if each]
         if faults:
             self.why_not[ranks] = faults[0]
             warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
-        return None if faults else made
+        return None if faults else result
 
-    def _ways(self, group: DeviceMoves, device: torch.device, ranks: Ranks) -> TwoWays:
-        return TwoWays(self, self.inner, ranks, device, _name(device), group.set_one_shot)
+    def _two_ways(self, group: DeviceMoves, device: torch.device, ranks: Ranks) -> TwoWays:
+        return TwoWays(self, self.inner, ranks, device, _device_model(device), group.set_one_shot)
 
-    def _use(self, group: DeviceMoves, found: Table) -> None:
-        """Apply the limits in the table ``found`` to the collectives of ``group`` from now on."""
-        group.set_one_shot(found.one_shot, found.one_shot_narrow)
-        group.table = found
+    def _apply_table(self, group: DeviceMoves, table: Table) -> None:
+        """Apply the limits in ``table`` to the collectives of ``group`` from now on."""
+        group.set_one_shot(table.one_shot, table.one_shot_narrow)
+        group.table = table
 
     # ---- reductions -----------------------------------------------------------------------------
 
@@ -201,7 +210,7 @@ class SymmetricMemory(Wrapper):
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         out = self._all_reduce(x, ranks, op)
-        return self.inner.all_reduce_async(x, ranks, op) if out is None else Done(out)
+        return self.inner.all_reduce_async(x, ranks, op) if out is None else CompletedHandle(out)
 
     def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
         """Return ``x`` reduced by ``op``; None if ``inner`` should reduce it.
@@ -209,8 +218,8 @@ class SymmetricMemory(Wrapper):
         It should if the ranks share no memory, for dtypes that the kernel does not reduce, and for
         sizes that do not fit or that messages reduce faster.
         """
-        group = self._meet(x.device, ranks)
-        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+        group = self._checked_group(x.device, ranks)
+        if group is None or x.dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES):
             return None
         check_op(op, x.dtype)
         # Compare headers before `serves`: a rank with another call would decide otherwise.
@@ -222,8 +231,8 @@ class SymmetricMemory(Wrapper):
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        group = self._meet(x.device, ranks)
-        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+        group = self._checked_group(x.device, ranks)
+        if group is None or x.dtype not in (SUMMABLE_DTYPES if op == "sum" else REDUCIBLE_DTYPES):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op, x.dtype)
         group.meeting.meet_reduce_scatter(x, dim, sizes, op)
@@ -236,12 +245,12 @@ class SymmetricMemory(Wrapper):
     def all_gather_into_tensor(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> Tensor:
-        group = self._meet(x.device, ranks)
+        group = self._checked_group(x.device, ranks)
         if group is None:
             return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         group.meeting.meet_all_gather(x, dim, sizes)
-        given, nbytes = (bytes_with(x, {dim: n}) for n in (max(sizes), sum(sizes)))
-        if not group.serves("all_gather_into_tensor", x.dtype, given, nbytes):
+        written_bytes, nbytes = (nbytes_with_sizes(x, {dim: n}) for n in (max(sizes), sum(sizes)))
+        if not group.serves("all_gather_into_tensor", x.dtype, written_bytes, nbytes):
             return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         return group.all_gather_into_tensor(x, dim, sizes)
 
@@ -253,7 +262,7 @@ class SymmetricMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        if self._meet(xs[0].device, ranks) is None:
+        if self._checked_group(xs[0].device, ranks) is None:
             return self.inner.all_gather_several(xs, dims, sizes, ranks, out)
         return super(Wrapper, self).all_gather_several(xs, dims, sizes, ranks, out)
 
@@ -265,7 +274,7 @@ class SymmetricMemory(Wrapper):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        if self._meet(xs[0].device, ranks) is None:
+        if self._checked_group(xs[0].device, ranks) is None:
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
         return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
 
@@ -278,18 +287,18 @@ class SymmetricMemory(Wrapper):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        group = self._meet(x.device, ranks)
+        group = self._checked_group(x.device, ranks)
         if group is None:
             return self.inner.all_to_all_single(
                 x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
             )
-        move = split_dim, split_sizes, concat_dim, concat_sizes
-        group.meeting.meet_all_to_all(x, *move)
+        split_args = split_dim, split_sizes, concat_dim, concat_sizes
+        group.meeting.meet_all_to_all(x, *split_args)
         sizes = max(concat_sizes), sum(concat_sizes)
-        given, nbytes = (bytes_with(x, {concat_dim: n}) for n in sizes)
-        if not group.serves("all_to_all_single", x.dtype, given, nbytes):
-            return self.inner.all_to_all_single(x, *move, ranks)
-        return group.all_to_all_single(x, *move)
+        written_bytes, nbytes = (nbytes_with_sizes(x, {concat_dim: n}) for n in sizes)
+        if not group.serves("all_to_all_single", x.dtype, written_bytes, nbytes):
+            return self.inner.all_to_all_single(x, *split_args, ranks)
+        return group.all_to_all_single(x, *split_args)
 
     def broadcast(
         self,
@@ -300,19 +309,19 @@ class SymmetricMemory(Wrapper):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        own = _device(device)
-        group = self._meet(own, ranks)
+        own_device = _indexed_device(device)
+        group = self._checked_group(own_device, ranks)
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        at = check_member("broadcast from source", source, ranks)
-        group.meeting.meet_broadcast(x, shape, dtype, at)
-        out = torch.empty(tuple(shape), dtype=dtype, device=own)
+        source_position = check_member("broadcast from source", source, ranks)
+        group.meeting.meet_broadcast(x, shape, dtype, source_position)
+        out = torch.empty(tuple(shape), dtype=dtype, device=own_device)
         if not group.serves("broadcast", out.dtype, out.nbytes, out.nbytes):
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        return group.broadcast(x if source == self.rank else None, out, at)
+        return group.broadcast(x if source == self.rank else None, out, source_position)
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        group = self._meet(x.device, ranks)
+        group = self._checked_group(x.device, ranks)
         if group is None:
             return self.inner.peers(x, ranks)
         group.meeting.meet_peers(x)
@@ -324,27 +333,29 @@ class SymmetricMemory(Wrapper):
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
         # A kernel that reads every rank's x directly saves writing the sum and reading it back.
-        group = self._meet(x.device, ranks)
+        group = self._checked_group(x.device, ranks)
         if group is None or x.nbytes > group.slot_bytes:
             return super(Wrapper, self).addends(x, dim, sizes, ranks)
         group.meeting.meet_peers(x)
-        return _addends(group, x, sum(sizes[: ranks.index(self.rank)]))
+        return _peers_with_start(group, x, sum(sizes[: ranks.index(self.rank)]))
 
 
 @contextmanager
-def _addends(group: DeviceMoves, x: Tensor, start: int) -> Iterator[tuple[list[Tensor], int]]:
+def _peers_with_start(
+    group: DeviceMoves, x: Tensor, start: int
+) -> Iterator[tuple[list[Tensor], int]]:
     with group.peers(x) as peers:
         yield peers, start
 
 
-def _name(device: torch.device) -> str:
+def _device_model(device: torch.device) -> str:
     """Return the device's model, under which tables of timings for such devices are stored."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _device(named: torch.device | str) -> torch.device:
-    """Return the device ``named`` with an index: that of the current GPU if it has none."""
-    device = torch.device(named)
+def _indexed_device(device_or_name: torch.device | str) -> torch.device:
+    """Return the device with an index: that of the current GPU if it has none."""
+    device = torch.device(device_or_name)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -16,8 +16,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from ...comm import Ranks
 
-_LAUNCHED = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
-_MARK = "CONSISTENT_RANK_PROCESS"  # in the environment of a rank that a launcher started
+_LAUNCHER_VARIABLES = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+_RANK_PROCESS = "CONSISTENT_RANK_PROCESS"  # in the environment of a rank that a launcher started
 
 inherited: Any = object()
 """Default process group that this process inherited by a fork, if there is one."""
@@ -25,20 +25,22 @@ inherited: Any = object()
 
 def started_by_launcher() -> bool:
     """Return whether torchrun or a similar launcher started this process as one of several."""
-    launched = all(name in os.environ for name in _LAUNCHED) and os.environ["WORLD_SIZE"] != "1"
-    return launched and not is_child_of_rank()
+    is_launched = (
+        all(name in os.environ for name in _LAUNCHER_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+    )
+    return is_launched and not is_child_of_rank()
 
 
 def is_child_of_rank() -> bool:
     """Return whether this process inherited its environment from a rank of a launcher."""
-    mark = os.environ.get(_MARK)
+    mark = os.environ.get(_RANK_PROCESS)
     if mark is None:
         return False
     pid, _, launch = mark.partition(" ")
-    return launch == _launch() and pid != str(os.getpid())
+    return launch == _launch_identity() and pid != str(os.getpid())
 
 
-def mark(rank: int, size: int) -> None:
+def mark_as_rank(rank: int, size: int) -> None:
     """Mark this process as a rank, by environment variables with its pid.
 
     A child process inherits them. It sees that the pid is not its own, and so knows that it is not
@@ -47,25 +49,27 @@ def mark(rank: int, size: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
-    os.environ[_MARK] = f"{os.getpid()} {_launch()}"
+    os.environ[_RANK_PROCESS] = f"{os.getpid()} {_launch_identity()}"
 
 
-def unmark() -> None:
-    """Remove the environment variables that ``mark`` has set: this process is no rank any more."""
-    for name in (_MARK, "RANK", "WORLD_SIZE"):
+def unmark_as_rank() -> None:
+    """Remove the environment variables of ``mark_as_rank``: this process is no rank any more."""
+    for name in (_RANK_PROCESS, "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
-def _launch() -> str:
+def _launch_identity() -> str:
     """Return a text that identifies the launch (one start of torchrun) this process belongs to.
 
     It is the same for a rank and its child processes. Ranks of a launcher that is started inside a
     child process have another one.
     """
-    return " ".join(os.environ.get(name, "") for name in (*_LAUNCHED, "TORCHELASTIC_RUN_ID"))
+    return " ".join(
+        os.environ.get(name, "") for name in (*_LAUNCHER_VARIABLES, "TORCHELASTIC_RUN_ID")
+    )
 
 
-def refuse(rank: int, ranks: Ranks) -> None:
+def refuse_in_child(rank: int, ranks: Ranks) -> None:
     """Raise RuntimeError: a child process of ``rank`` tries to communicate over ``ranks``."""
     raise RuntimeError(
         f"process {os.getpid()} is a child of rank {rank}, and is to communicate over ranks "
@@ -95,6 +99,6 @@ def _after_fork() -> None:
 
 
 if started_by_launcher():
-    os.environ[_MARK] = f"{os.getpid()} {_launch()}"
+    os.environ[_RANK_PROCESS] = f"{os.getpid()} {_launch_identity()}"
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

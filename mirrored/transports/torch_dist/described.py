@@ -25,15 +25,15 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def call_under_way() -> tuple:
+def current_call() -> tuple:
     """Return the description of this thread's current call, which its messages' tags include."""
     return _thread.call
 
 
-class resumed:
+class resume_call:
     """Context manager in which the tags of messages describe ``call``.
 
-    It is for messages of a call that was begun before: ``call`` is what ``call_under_way`` returned
+    It is for messages of a call that was begun before: ``call`` is what ``current_call`` returned
     then.
     """
 
@@ -49,19 +49,19 @@ class resumed:
         _thread.call = self._before
 
 
-def part_of(*call: object) -> resumed:
+def describe_call(*call: object) -> resume_call:
     """Return a context manager in which the tags of messages describe ``call``.
 
     If this thread is inside another such block, the tags still describe the outer call.
     """
-    return resumed(_thread.call or call)
+    return resume_call(_thread.call or call)
 
 
-class Described(CheckedTransport):
+class DescribedCalls(CheckedTransport):
     """Base class of a transport whose messages' tags describe the call that sends them."""
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        with part_of("all_reduce", tuple(x.shape)):
+        with describe_call("all_reduce", tuple(x.shape)):
             return super().all_reduce_async(x, ranks, op)
 
     def broadcast(
@@ -73,19 +73,19 @@ class Described(CheckedTransport):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        with part_of("broadcast", tuple(shape)):
+        with describe_call("broadcast", tuple(shape)):
             return super().broadcast(x, shape, dtype, device, source, ranks)
 
     def all_gather_into_tensor(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> Tensor:
-        with part_of("all_gather_into_tensor", cut(x.shape, dim, sizes)):
+        with describe_call("all_gather_into_tensor", agreed_layout(x.shape, dim, sizes)):
             return super().all_gather_into_tensor(x, dim, sizes, ranks)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        with part_of("reduce_scatter", op, cut(x.shape, dim, sizes)):
+        with describe_call("reduce_scatter", op, agreed_layout(x.shape, dim, sizes)):
             return super().reduce_scatter(x, dim, sizes, ranks, op)
 
     def all_to_all_single(
@@ -97,22 +97,24 @@ class Described(CheckedTransport):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        joined = cut(x.shape, concat_dim, concat_sizes)
-        with part_of("all_to_all_single", split_dim % x.dim(), tuple(split_sizes), joined):
+        concat_layout = agreed_layout(x.shape, concat_dim, concat_sizes)
+        with describe_call(
+            "all_to_all_single", split_dim % x.dim(), tuple(split_sizes), concat_layout
+        ):
             return super().all_to_all_single(
                 x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
             )
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        with part_of("peers", tuple(x.shape)):
+        with describe_call("peers", tuple(x.shape)):
             return super().peers(x, ranks)
 
 
-def cut(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
+def agreed_layout(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
     """Return what ranks must agree on in a call that cuts or joins a tensor along ``dim``.
 
     Their ``shape`` may differ along ``dim``, and the result is the same on all:
-    ``cut((4, 6), 1, (6, 2)) -> (1, (6, 2), (4,), ())``.
+    ``agreed_layout((4, 6), 1, (6, 2)) -> (1, (6, 2), (4,), ())``.
     """
     # Without the size along `dim`: it differs between ranks, which know all of `sizes`.
     dim %= len(shape)

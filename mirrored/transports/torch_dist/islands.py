@@ -29,15 +29,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...codecs import Codec
 from . import rejoin
-from .launcher import end_with_process, init_from_environment
+from .launcher import destroy_group_of_process, init_from_environment
 
 
 @dataclass(frozen=True)
-class Between:
+class IslandPosition:
     """Position of this rank among the islands, and the store by which it connects to others.
 
-    An island is a group of ranks that is a world of its own. ``enter`` and ``enter_whole`` return
-    this object.
+    An island is a group of ranks that is a world of its own. ``enter`` and ``enter_as_island``
+    return this object.
 
     Attributes:
         number: the number of this rank's island, counted from 0.
@@ -53,7 +53,7 @@ class Between:
     store: Any = None
     timeout_s: float = 0.0
 
-    def named(self, name: str) -> Between:
+    def with_prefix(self, name: str) -> IslandPosition:
         """Return a copy whose store has keys of its own, under the prefix ``name``.
 
         Two users of one store call it, so that neither reads the keys of the other.
@@ -62,7 +62,7 @@ class Between:
             return self
         return replace(self, store=c10d.PrefixStore(name, self.store))
 
-    def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
+    def connect(self, name: str, members: Sequence[int], limit_s: float) -> IslandConnection:
         """Connect the ranks that have this ``place`` in the islands ``members``; all call this.
 
         ``members`` are numbers of islands. ``name`` is the same for all of these ranks, and no
@@ -72,30 +72,34 @@ class Between:
             RuntimeError: one of them does not call it within ``limit_s`` seconds.
         """
         if len(members) == 1:
-            return Line(0, 1, None)
+            return IslandConnection(0, 1, None)
         store = c10d.PrefixStore(f"{name}/{self.place}", self.store)
-        at, n = list(members).index(self.number), len(members)
+        position, n = list(members).index(self.number), len(members)
         # Meet in the store first: gloo would wait `timeout_s` for a missing rank, not `limit_s`.
-        store.set(f"here/{at}", "")
+        store.set(f"here/{position}", "")
         store.wait([f"here/{k}" for k in range(n)], timedelta(seconds=limit_s))
-        return Line(at, n, dist.ProcessGroupGloo(store, at, n, timedelta(seconds=self.timeout_s)))
+        return IslandConnection(
+            position,
+            n,
+            dist.ProcessGroupGloo(store, position, n, timedelta(seconds=self.timeout_s)),
+        )
 
 
-class Line:
+class IslandConnection:
     """Connection of one rank of each of several islands: those with the same rank in their island.
 
-    ``Between.line`` makes it. Islands synchronize by it.
+    ``IslandPosition.connect`` makes it. Islands synchronize by it.
 
     Attributes:
         sent: bytes that this rank has sent by it.
     """
 
     def __init__(self, at: int, count: int, group: Any) -> None:
-        self._at, self._count, self._group = at, count, group
+        self._position, self._count, self._group = at, count, group
         self.sent = 0
 
-    def mean(self, x: Tensor, codec: Codec, of: int) -> Tensor:
-        """Return the sum of ``x`` over the connected ranks, divided by ``of``; same bits on all.
+    def mean(self, x: Tensor, codec: Codec, divisor: int) -> Tensor:
+        """Return the sum of ``x`` over the connected ranks over ``divisor``; same bits on all.
 
         Each rank adds up one part of the numbers, in the order of islands, and sends the means of
         that part to the others.
@@ -103,36 +107,36 @@ class Line:
         Args:
             x: flat, on the CPU.
             codec: encodes the numbers that are sent.
-            of: the divisor: the number of islands whose ``x`` counts. Other islands pass zeros.
+            divisor: the number of islands whose ``x`` counts. Other islands pass zeros.
         """
         if self._group is None:
             return x.clone()
         part = -(-len(x) // self._count)
         padded = x.new_zeros(self._count, part)
         padded.view(-1)[: len(x)] = x
-        given = torch.stack([codec.write(row) for row in padded])
-        pieces = torch.empty_like(given)
-        self._group.alltoall_base(pieces, given, [], []).wait()
-        mean = codec.write(codec.read(list(pieces), part, x.dtype).div_(of))
-        found = torch.empty_like(given)
-        self._group._allgather_base(found.view(-1), mean).wait()
+        encoded = torch.stack([codec.write(row) for row in padded])
+        pieces = torch.empty_like(encoded)
+        self._group.alltoall_base(pieces, encoded, [], []).wait()
+        mean = codec.write(codec.read(list(pieces), part, x.dtype).div_(divisor))
+        means = torch.empty_like(encoded)
+        self._group._allgather_base(means.view(-1), mean).wait()
         self.sent += 2 * (self._count - 1) * len(mean)
-        return torch.cat([codec.read([message], part, x.dtype) for message in found])[: len(x)]
+        return torch.cat([codec.read([message], part, x.dtype) for message in means])[: len(x)]
 
-    def from_one(self, x: Tensor, at: int) -> None:
-        """Overwrite ``x`` with the ``x`` of the rank at position ``at``: a broadcast.
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Overwrite ``x`` with the ``x`` of the rank at position ``source``: a broadcast.
 
         ``x`` is contiguous and on the CPU.
         """
         if self._group is not None and x.numel():
             options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = at, 0
+            options.rootRank, options.rootTensor = source, 0
             # As bytes: gloo does not send all dtypes that an optimizer's state may have.
             self._group.broadcast([x.view(-1).view(torch.uint8)], options).wait()
-            self.sent += x.nbytes * (self._count - 1) if self._at == at else 0
+            self.sent += x.nbytes * (self._count - 1) if self._position == source else 0
 
 
-def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Between:
+def enter_as_island(number: int, count: int, endpoint: str, timeout_s: float) -> IslandPosition:
     """Make all ranks of this launch one island, where each island was launched separately.
 
     Args:
@@ -150,10 +154,12 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         init_from_environment()
     place = dist.get_rank() if dist.is_initialized() else 0
-    return Between(number, count, place, c10d.PrefixStore(f"islands/{count}", store), timeout_s)
+    return IslandPosition(
+        number, count, place, c10d.PrefixStore(f"islands/{count}", store), timeout_s
+    )
 
 
-def enter(count: int, timeout_s: float) -> Between:
+def enter(count: int, timeout_s: float) -> IslandPosition:
     """Divide the launched ranks into ``count`` islands, and join this rank's island.
 
     Consecutive ranks of the launcher form an island, which is a process group. ``timeout_s`` is how
@@ -175,14 +181,14 @@ def enter(count: int, timeout_s: float) -> Between:
             f"of ranks each. Give one of {_divisors(size)}."
         )
     if size == 1:
-        return Between(0, 1)
+        return IslandPosition(0, 1)
     store, rank, size = next(rendezvous("env://"))
     number, place, ranks = rank * count // size, rank % (size // count), size // count
-    inside = c10d.PrefixStore(f"islands/{count}/{number}", store)
-    rejoin.enter(inside, place, ranks, timeout_s, may_lose_ranks=False)
-    atexit.register(end_with_process, os.getpid())
-    between = c10d.PrefixStore(f"islands/{count}/between", store)
-    return Between(number, count, place, between if count > 1 else None, timeout_s)
+    island_store = c10d.PrefixStore(f"islands/{count}/{number}", store)
+    rejoin.enter(island_store, place, ranks, timeout_s, may_lose_ranks=False)
+    atexit.register(destroy_group_of_process, os.getpid())
+    between_store = c10d.PrefixStore(f"islands/{count}/between", store)
+    return IslandPosition(number, count, place, between_store if count > 1 else None, timeout_s)
 
 
 def _divisors(n: int) -> Sequence[int]:

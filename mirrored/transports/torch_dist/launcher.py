@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 def init_from_environment() -> None:
     """Start the default process group from torchrun's environment variables."""
-    take_gpu()
+    select_gpu()
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    atexit.register(end_with_process, os.getpid())  # the process that starts it ends it
+    atexit.register(destroy_group_of_process, os.getpid())  # the process that starts it ends it
 
 
-def take_gpu() -> None:
+def select_gpu() -> None:
     """Select the GPU whose index is this process's LOCAL_RANK, if there are GPUs."""
     if torch.cuda.is_available():
         # Modulo: if a host has more ranks than GPUs, several ranks share one.
@@ -34,11 +34,11 @@ def let_workers_finish() -> None:
     """
     for _ in range(1000):
         time.sleep(0.001)  # releases the GIL, so that they can take it
-        if "R" not in map(_state_of, glob.glob("/proc/self/task/*/stat")):
+        if "R" not in map(_gloo_thread_state, glob.glob("/proc/self/task/*/stat")):
             return
 
 
-def _state_of(path: str) -> str:
+def _gloo_thread_state(path: str) -> str:
     """Return the state of a thread, given its ``/proc/self/task/*/stat``; "" if it is not gloo's.
 
     "R" means that it runs, or waits for a core.
@@ -51,7 +51,7 @@ def _state_of(path: str) -> str:
     return rest.split()[0] if "gloo" in name else ""
 
 
-def end_with_process(rank_process: int) -> None:
+def destroy_group_of_process(rank_process: int) -> None:
     """Destroy the default process group at the end of the process that made it.
 
     ``rank_process`` is the pid of that process. A forked child, which inherits the atexit function,

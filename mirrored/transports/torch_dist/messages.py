@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import Handle, Ranks, outline
+from ...comm import Handle, Ranks, placeholder_like
 from ..failures import count_failures
-from .described import call_under_way
+from .described import current_call
 from .groups import world
 
 Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
 
 
-class Posted:
+class StartedMessages:
     """Started messages of one collective; ``wait()`` returns once all have arrived or left.
 
     Args:
@@ -38,23 +38,23 @@ class Posted:
     ) -> None:
         self._call = name, x, ranks
         self._works: list[Any] = []
-        self._staged: list[tuple[Tensor, Tensor]] = []  # (GPU tensor, CPU buffer for it)
+        self._staging_buffers: list[tuple[Tensor, Tensor]] = []  # (GPU tensor, CPU buffer for it)
         if sends or out:
             self._world = world()
             self._sockets = self._world.sockets_to(ranks)
-            self._world.carry_out(name, x, ranks, partial(self._start, sends, out))
+            self._world.run_watched(name, x, ranks, partial(self._start, sends, out))
 
     def _start(self, sends: Sequence[Message], out: Sequence[Message]) -> None:
         name, _, ranks = self._call
-        told = _told(ranks)
+        tag_parts = _shared_tag_parts(ranks)
         for source, y in out:
-            place = y if y.is_cpu else torch.empty_like(y, device="cpu")
-            if place is not y:
-                self._staged.append((y, place))
-            tag = _number(name, y.dtype, y.nbytes, *told)
-            self._works.append(self._sockets.receive(source, tag, place))
+            buffer = y if y.is_cpu else torch.empty_like(y, device="cpu")
+            if buffer is not y:
+                self._staging_buffers.append((y, buffer))
+            tag = _hash_of(name, y.dtype, y.nbytes, *tag_parts)
+            self._works.append(self._sockets.receive(source, tag, buffer))
         for to, y in sends:
-            tag = _number(name, y.dtype, y.nbytes, *told)
+            tag = _hash_of(name, y.dtype, y.nbytes, *tag_parts)
             self._works.append(self._sockets.send(to, tag, y if y.is_cpu else y.cpu()))
 
     def wait(self) -> None:
@@ -63,33 +63,35 @@ class Posted:
         if not works:
             return
         name, x, ranks = self._call
-        self._world.carry_out(name, x, ranks, partial(self._sockets.wait, works))
-        for y, arrived in self._staged:
-            y.copy_(arrived)
+        self._world.run_watched(name, x, ranks, partial(self._sockets.wait, works))
+        for y, buffer in self._staging_buffers:
+            y.copy_(buffer)
 
 
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
-    """Send and receive messages of a collective, and wait for all; arguments as ``Posted``."""
-    Posted(name, x, sends, out, ranks).wait()
+    """Send and receive messages of a collective and wait; arguments as ``StartedMessages``."""
+    StartedMessages(name, x, sends, out, ranks).wait()
 
 
-def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
+def start_all_to_all(
+    name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
+) -> StartedMessages:
     """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from it: an all-to-all.
 
     ``name`` is that of the collective. Empty pieces are not sent, and this rank's own piece is left
     out.
     """
-    n, own = len(ranks), ranks.index(world().rank)
+    n, position = len(ranks), ranks.index(world().rank)
     sends, receives = list[Message](), list[Message]()
     for step in range(1, n):  # the next rank first, so that not all send to the same one first
-        k = (own + step) % n
+        k = (position + step) % n
         if pieces[k].numel():
             sends.append((ranks[k], pieces[k]))
         if out[k].numel():
             receives.append((ranks[k], out[k]))
-    return Posted(name, pieces[own], sends, receives, ranks)
+    return StartedMessages(name, pieces[position], sends, receives, ranks)
 
 
 def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
@@ -102,20 +104,20 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
     step 3   0 > 1   2 > 3   4 > 5
     ```
     """
-    name, n, at = f"broadcast from rank {source}", len(ranks), ranks.index(source)
-    own = (ranks.index(world().rank) - at) % n
+    name, n, source_position = f"broadcast from rank {source}", len(ranks), ranks.index(source)
+    offset = (ranks.index(world().rank) - source_position) % n
     span = 1 << (n - 1).bit_length()
     # The lowest set bit: the distance from the parent; children are at its halves.
-    reach = own & -own if own else span
-    if own:
-        parent = ranks[(at + own - reach) % n]
+    distance = offset & -offset if offset else span
+    if offset:
+        parent = ranks[(source_position + offset - distance) % n]
         send_and_receive(name, x, [], [(parent, x)], ranks)
-    steps = [reach >> k for k in range(1, reach.bit_length())]
-    children = [ranks[(at + own + step) % n] for step in steps if own + step < n]
+    steps = [distance >> k for k in range(1, distance.bit_length())]
+    children = [ranks[(source_position + offset + step) % n] for step in steps if offset + step < n]
     send_and_receive(name, x, [(child, x) for child in children], [], ranks)
 
 
-def sending(label: str, x: Tensor, to: int) -> Handle:
+def start_send(label: str, x: Tensor, to: int) -> Handle:
     """Start sending ``x`` to rank ``to`` under ``label``. A CUDA tensor is copied to the CPU first.
 
     ``wait()`` of the result returns a tensor that has only the shape and dtype of ``x``.
@@ -123,12 +125,12 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
     pair = (world().rank, to)
     wire = x.cpu()
     start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
-    work = world().carry_out(f"send of {label}", x, pair, start)
-    sent = outline(x)
-    return _UnderWay(f"send of {label}", work, sent, sent, pair)
+    work = world().run_watched(f"send of {label}", x, pair, start)
+    sent_outline = placeholder_like(x)
+    return _MessageHandle(f"send of {label}", work, sent_outline, sent_outline, pair)
 
 
-def receiving(label: str, out: Tensor, source: int) -> Handle:
+def start_receive(label: str, out: Tensor, source: int) -> Handle:
     """Start filling ``out`` with what rank ``source`` sends under ``label``.
 
     ``wait()`` of the result returns ``out``.
@@ -136,11 +138,11 @@ def receiving(label: str, out: Tensor, source: int) -> Handle:
     pair = (source, world().rank)
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
     start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), wire)
-    work = world().carry_out(f"receive of {label}", out, pair, start)
-    return _UnderWay(f"receive of {label}", work, out, wire, pair)
+    work = world().run_watched(f"receive of {label}", out, pair, start)
+    return _MessageHandle(f"receive of {label}", work, out, wire, pair)
 
 
-class _UnderWay:
+class _MessageHandle:
     """Handle of one started message to or from another rank; ``wait()`` returns its tensor."""
 
     def __init__(self, name: str, work: Any, x: Tensor, wire: Tensor, pair: Ranks) -> None:
@@ -148,13 +150,13 @@ class _UnderWay:
 
     def wait(self) -> Tensor:
         wait = partial(world().sockets_to(self.pair).wait, [self.work])
-        world().carry_out(self.name, self.x, self.pair, wait)
+        world().run_watched(self.name, self.x, self.pair, wait)
         if self.name.startswith("receive") and self.wire is not self.x:
             self.x.copy_(self.wire)
         return self.x
 
 
-def flat(x: Tensor) -> Tensor:
+def as_bytes(x: Tensor) -> Tensor:
     """Return the bytes of ``x`` as a 1-d tensor, the form in which every dtype is sent.
 
     It shares memory with a contiguous ``x``.
@@ -166,18 +168,18 @@ def flat(x: Tensor) -> Tensor:
 
 def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
     """Return the tag of a message of ``x``, a hash of all that its two ranks must agree on."""
-    return _number(name, x.dtype, x.nbytes, *_told(ranks))
+    return _hash_of(name, x.dtype, x.nbytes, *_shared_tag_parts(ranks))
 
 
-def _told(ranks: Ranks) -> tuple[object, ...]:
+def _shared_tag_parts(ranks: Ranks) -> tuple[object, ...]:
     """Return what goes into the tags of all messages of the current call.
 
     It is the ranks, the description of the call and the count of failures. On all ranks that are
     at the same step of the program it is the same.
     """
-    return ranks, call_under_way(), count_failures()
+    return ranks, current_call(), count_failures()
 
 
 @lru_cache(1 << 12)
-def _number(*told: object) -> int:
-    return zlib.crc32(repr(told).encode())
+def _hash_of(*parts: object) -> int:
+    return zlib.crc32(repr(parts).encode())

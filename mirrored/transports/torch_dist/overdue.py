@@ -29,10 +29,10 @@ import torch
 from ..faults.watch import Watch
 
 _PAUSE_S = 0.1
-_LATER_S = 60.0  # NCCL's own timeout comes this much later than ours
+_NCCL_GRACE_S = 60.0  # NCCL's own timeout comes this much later than ours
 # NCCL reads these when a group is made. Without them, a rank that others reach by network and not
 # by memory would end their processes with its own: their watchdogs see the connection end.
-_WATCHDOG = {
+_WATCHDOG_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # clean up, and leave the process alone
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # before it cleans up it waits four times as long
@@ -44,10 +44,10 @@ def tame_watchdog() -> None:
 
     It sets environment variables, which apply to process groups made after the call.
     """
-    os.environ.update(_WATCHDOG)
+    os.environ.update(_WATCHDOG_SETTINGS)
 
 
-class Overdue:
+class OverdueWatcher:
     """Thread that makes all ranks raise if a message to this rank's GPU does not arrive in time.
 
     Args:
@@ -62,14 +62,14 @@ class Overdue:
     ) -> None:
         self._rank, self._watch, self._groups, self._limit_s = rank, watch, groups, limit_s
         for group in groups():  # groups made later get the timeout of the first
-            group._set_default_timeout(timedelta(seconds=limit_s + _LATER_S))
-        self._newest: dict[int, tuple[float, Any]] = {}  # by thread: last message's time, event
-        self._breaking_off = threading.RLock()
+            group._set_default_timeout(timedelta(seconds=limit_s + _NCCL_GRACE_S))
+        self._newest_events: dict[int, tuple[float, Any]] = {}  # by thread: time, event
+        self._abort_lock = threading.RLock()
         self._aborts: list[threading.Thread] = []
-        self._ended = threading.Event()
-        threading.Thread(target=self._look, name="mirrored overdue", daemon=True).start()
+        self._end_event = threading.Event()
+        threading.Thread(target=self._watch_events, name="mirrored overdue", daemon=True).start()
 
-    def passed(self) -> None:
+    def record_message(self) -> None:
         """Record an event on the current stream, for which a message has just been started.
 
         If the GPU does not reach the event in time, the message is overdue, and all ranks raise.
@@ -78,7 +78,7 @@ class Overdue:
             return
         event = torch.cuda.Event()
         event.record()
-        self._newest[threading.get_ident()] = time.monotonic(), event
+        self._newest_events[threading.get_ident()] = time.monotonic(), event
 
     def finish(self) -> None:
         """Wait until this rank's GPU has done all its work.
@@ -99,8 +99,8 @@ class Overdue:
 
         Any thread may call it, once the error that this rank raises has been set.
         """
-        self._ended.set()
-        with self._breaking_off:
+        self._end_event.set()
+        with self._abort_lock:
             # In parallel: aborting one communicator waits for all work on the GPU, and that may
             # hang in a message of another one.
             for group in [] if self._aborts else self._groups():
@@ -113,7 +113,7 @@ class Overdue:
 
         If a rank was lost, they are aborted, and the other ranks are not notified.
         """
-        self._ended.set()
+        self._end_event.set()
         if self._watch.alarm.words is not None:
             self.break_off()
             for thread in self._aborts:
@@ -122,10 +122,10 @@ class Overdue:
             for group in self._groups()[1:]:  # torch shuts down the first
                 group.shutdown()
 
-    def _look(self) -> None:
+    def _watch_events(self) -> None:
         oldest: dict[int, tuple[float, Any]] = {}  # by thread: not reached at the last look
-        while not self._ended.wait(_PAUSE_S):
-            for thread, newest in list(self._newest.items()):
+        while not self._end_event.wait(_PAUSE_S):
+            for thread, newest in list(self._newest_events.items()):
                 # Keep the same event until the GPU reaches it: newer ones would restart the time.
                 since, event = oldest.setdefault(thread, newest)
                 waited = time.monotonic() - since

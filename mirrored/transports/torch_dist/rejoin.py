@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 from . import children
-from .groups import end_world, forget_names, world, world_now
-from .launcher import take_gpu
+from .groups import end_world, existing_world, reset_group_names, world
+from .launcher import select_gpu
 from .overdue import tame_watchdog
 
-_LAZY = "TORCH_GLOO_LAZY_INIT"
+_LAZY_INIT = "TORCH_GLOO_LAZY_INIT"
 
 
 def enter(
@@ -56,11 +56,11 @@ def enter(
             measure which way of sending is faster (``tuning/``), because training waits meanwhile.
         may_lose_ranks: whether this process goes on in another process group when ranks are lost.
     """
-    forget_names()
-    take_gpu()
+    reset_group_names()
+    select_gpu()
     if may_lose_ranks:
         tame_watchdog()
-    with _connecting_lazily():
+    with _lazy_connections():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend,
@@ -69,31 +69,31 @@ def enter(
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-    children.mark(rank, size)
-    made = world()
-    made.measures = is_first
+    children.mark_as_rank(rank, size)
+    state = world()
+    state.may_measure = is_first
     if may_lose_ranks:
-        made.may_lose_ranks()
+        state.may_lose_ranks()
 
 
 @contextmanager
-def _connecting_lazily() -> Iterator[None]:
+def _lazy_connections() -> Iterator[None]:
     """Context manager in which new gloo groups connect ranks only when they first communicate."""
-    lazy = os.environ.get(_LAZY)  # restored afterwards, as the program may have set it
-    os.environ[_LAZY] = "1"
+    previous_value = os.environ.get(_LAZY_INIT)  # restored below: the program may have set it
+    os.environ[_LAZY_INIT] = "1"
     try:
         yield
     finally:
-        if lazy is None:
-            del os.environ[_LAZY]
+        if previous_value is None:
+            del os.environ[_LAZY_INIT]
         else:
-            os.environ[_LAZY] = lazy
+            os.environ[_LAZY_INIT] = previous_value
 
 
 def leave() -> None:
     """Leave the process group, if this process is in one."""
     end_world()
-    children.unmark()
+    children.unmark_as_rank()
 
 
 def finish_on_gpu() -> None:
@@ -106,13 +106,13 @@ def finish_on_gpu() -> None:
         overdue.finish()
 
 
-def broken() -> str | None:
+def why_broken() -> str | None:
     """Return why nothing can be sent any more, or None while all is well.
 
     Once a rank is gone or has given up, it is the error message that every call raises.
     """
-    found = world_now()
-    return None if found is None or found.watch is None else found.watch.alarm.words
+    state = existing_world()
+    return None if state is None or state.watch is None else state.watch.alarm.words
 
 
 def stop(words: str) -> None:
@@ -121,8 +121,8 @@ def stop(words: str) -> None:
     A call that waits for other ranks raises at once. This lasts until the rank leaves the process
     group. Any thread may call it.
     """
-    found = world_now()
-    if found is not None and found.watch is not None:
-        found.watch.stop(words)
-        if found.overdue is not None:
-            found.overdue.break_off()
+    state = existing_world()
+    if state is not None and state.watch is not None:
+        state.watch.stop(words)
+        if state.overdue is not None:
+            state.overdue.break_off()

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...comm import Handle, Later, Ranks, Shape, Waitable, joinable, resized
+from ...comm import Handle, PendingResult, Ranks, Shape, Waitable, concat_output, resize_dim
 from ..base.checked import check_shapes
-from .described import cut
+from .described import agreed_layout
 
 # A tensor of at most this size is packed: copying it twice takes less time than starting and
 # receiving a message of its own (0.4 ms on two cores that also compute).
@@ -44,32 +44,33 @@ class Sender(Protocol):
     ) -> Handle: ...
 
 
-class _All:
+class _AllOf:
     """Several started operations as one: ``wait()`` waits for all of them."""
 
-    def __init__(self, each: Sequence[Waitable]) -> None:
-        self._each = each
+    def __init__(self, handles: Sequence[Waitable]) -> None:
+        self._handles = handles
 
     def wait(self) -> None:
-        for one in self._each:
-            one.wait()
+        for handle in self._handles:
+            handle.wait()
 
 
 class Packing(NamedTuple):
     """Which of several tensors share one message, and which have a message of their own.
 
-    Positions are indices into the list of tensors; ``shapes`` and ``cuts`` have an entry for each
-    tensor.
+    Positions are indices into the list of tensors; ``shapes`` and ``agreed_layouts`` have an entry
+    for each tensor.
     """
 
     packed: tuple[int, ...]  # positions of the tensors that share one message
     alone: tuple[int, ...]  # positions of the tensors with a message of their own
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each tensor's piece on each rank
     counts: tuple[tuple[int, ...], ...]  # for each rank, the numel of each of its packed pieces
-    cuts: tuple[tuple, ...]  # for each tensor what ranks must agree on, by `cut`, for the tags
+    # For each tensor what ranks must agree on, by `agreed_layout`, for the tags.
+    agreed_layouts: tuple[tuple, ...]
 
 
-def packing(
+def plan_packing(
     xs: Sequence[Tensor],
     dims: Sequence[int],
     sizes: Sequence[Sequence[int]],
@@ -100,101 +101,118 @@ def _packing(
     piece: int | None,
 ) -> Packing:
     # By the bytes of the whole tensor, so that all ranks pack the same tensors.
-    whole = [
-        math.prod(resized(shape, dim, sum(own))) * itemsize
+    whole_bytes = [
+        math.prod(resize_dim(shape, dim, sum(own))) * itemsize
         for shape, dim, own in zip(shapes, dims, sizes, strict=True)
     ]
-    packed = tuple(i for i, nbytes in enumerate(whole) if nbytes <= PACKED_BYTES)
-    packed = packed if len(packed) > 1 else ()
+    packed_indices = tuple(i for i, nbytes in enumerate(whole_bytes) if nbytes <= PACKED_BYTES)
+    packed_indices = packed_indices if len(packed_indices) > 1 else ()
     pieces = tuple(
-        tuple(tuple(resized(shape, dim, size)) for size in own)
+        tuple(tuple(resize_dim(shape, dim, size)) for size in own)
         for shape, dim, own in zip(shapes, dims, sizes)
     )
     if piece is not None:
         check_shapes("all_gather: x", shapes, [own[piece] for own in pieces])
-    counts = tuple(tuple(math.prod(pieces[i][k]) for i in packed) for k in range(len(sizes[0])))
-    alone = tuple(i for i in range(len(shapes)) if i not in packed)
-    return Packing(packed, alone, pieces, counts, tuple(map(cut, shapes, dims, sizes)))
+    counts = tuple(
+        tuple(math.prod(pieces[i][k]) for i in packed_indices) for k in range(len(sizes[0]))
+    )
+    alone_indices = tuple(i for i in range(len(shapes)) if i not in packed_indices)
+    return Packing(
+        packed_indices,
+        alone_indices,
+        pieces,
+        counts,
+        tuple(map(agreed_layout, shapes, dims, sizes)),
+    )
 
 
 def start_all_gather(
-    sent: Sender,
+    sender: Sender,
     xs: Sequence[Tensor],
     dims: Sequence[int],
-    how: Packing,
+    packing: Packing,
     ranks: Ranks,
     out: Sequence[Tensor] | None = None,
-) -> Later:
+) -> PendingResult:
     """Start ``Transport.all_gather_several``; ``wait()`` returns its results.
 
-    ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them.
+    ``sender`` starts the messages, and ``packing``, from ``plan_packing``, divides ``xs`` into
+    them.
     """
-    me, n = ranks.index(sent.rank), len(ranks)
+    position, n = ranks.index(sender.rank), len(ranks)
     waits: list[Waitable] = []
     pieces: list[list[Tensor]] = [[] for _ in xs]
-    made: list[Tensor | None] = [None] * len(xs)
-    if how.packed:
-        flat = torch.cat([xs[i].reshape(-1) for i in how.packed])
-        arrived = [flat if k == me else flat.new_empty(sum(how.counts[k])) for k in range(n)]
-        waits.append(sent._start_all_gather("all_gather", flat, arrived, ranks))
+    wholes: list[Tensor | None] = [None] * len(xs)
+    if packing.packed:
+        flat = torch.cat([xs[i].reshape(-1) for i in packing.packed])
+        received = [
+            flat if k == position else flat.new_empty(sum(packing.counts[k])) for k in range(n)
+        ]
+        waits.append(sender._start_all_gather("all_gather", flat, received, ranks))
         for k in range(n):
             # Views of the buffers, which are filled once the message has arrived.
-            parts = arrived[k].split_with_sizes(how.counts[k])
-            for i, part in zip(how.packed, parts):
-                pieces[i].append(part.view(how.shapes[i][k]))
-    for i in how.alone:
-        shapes = how.shapes[i]
-        whole, slots = joinable(xs[i], shapes, dims[i], None if out is None else out[i])
-        made[i] = whole
+            parts = received[k].split_with_sizes(packing.counts[k])
+            for i, part in zip(packing.packed, parts):
+                pieces[i].append(part.view(packing.shapes[i][k]))
+    for i in packing.alone:
+        shapes = packing.shapes[i]
+        whole, slots = concat_output(xs[i], shapes, dims[i], None if out is None else out[i])
+        wholes[i] = whole
         pieces[i] = list(slots or [xs[i].new_empty(shape) for shape in shapes])
-        pieces[i][me].copy_(xs[i])
-        waits.append(sent._start_all_gather("all_gather", pieces[i][me], pieces[i], ranks))
+        pieces[i][position].copy_(xs[i])
+        waits.append(sender._start_all_gather("all_gather", pieces[i][position], pieces[i], ranks))
 
     def results() -> list[Tensor]:
-        found = [
+        tensors = [
             torch.cat(pieces[i], dims[i]) if whole is None else whole
-            for i, whole in enumerate(made)
+            for i, whole in enumerate(wholes)
         ]
         if out is None:
-            return found
-        return [x if x is place else place.copy_(x) for x, place in zip(found, out, strict=True)]
+            return tensors
+        return [x if x is place else place.copy_(x) for x, place in zip(tensors, out, strict=True)]
 
-    return Later(_All(waits), results)
+    return PendingResult(_AllOf(waits), results)
 
 
 def start_reduce_scatter(
-    sent: Sender,
+    sender: Sender,
     xs: Sequence[Tensor],
     dims: Sequence[int],
     sizes: Sequence[Sequence[int]],
-    how: Packing,
+    packing: Packing,
     ranks: Ranks,
     *,
     op: str,
     at_once: bool,
-) -> Later:
+) -> PendingResult:
     """Start ``Transport.reduce_scatter_several``; ``wait()`` returns its results.
 
-    ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them. With
-    ``at_once`` all messages are started in this call, so that ``wait()`` does not depend on what
-    other ranks do after their own call.
+    ``sender`` starts the messages, and ``packing``, from ``plan_packing``, divides ``xs`` into
+    them. With ``at_once`` all messages are started in this call, so that ``wait()`` does not depend
+    on what other ranks do after their own call.
     """
-    me, n = ranks.index(sent.rank), len(ranks)
-    cuts = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
+    position, n = ranks.index(sender.rank), len(ranks)
+    parts_by_tensor = [
+        x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)
+    ]
     handles: list[Handle] = []
-    if how.packed:
-        going = [torch.cat([cuts[i][k].reshape(-1) for i in how.packed]) for k in range(n)]
-        handles.append(sent._start_reduce_scatter(going, ranks, op, at_once))
-    for i in how.alone:
-        parts = [part.contiguous() for part in cuts[i]]
-        handles.append(sent._start_reduce_scatter(parts, ranks, op, at_once))
+    if packing.packed:
+        outgoing = [
+            torch.cat([parts_by_tensor[i][k].reshape(-1) for i in packing.packed]) for k in range(n)
+        ]
+        handles.append(sender._start_reduce_scatter(outgoing, ranks, op, at_once))
+    for i in packing.alone:
+        parts = [part.contiguous() for part in parts_by_tensor[i]]
+        handles.append(sender._start_reduce_scatter(parts, ranks, op, at_once))
 
     def results() -> list[Tensor]:
         sums = [handle.wait() for handle in handles]
-        if how.packed:
-            parts = sums.pop(0).split_with_sizes(how.counts[me])
-            sums = [part.view(how.shapes[i][me]) for part, i in zip(parts, how.packed)] + sums
-        found = dict(zip([*how.packed, *how.alone], sums, strict=True))
-        return [found[i] for i in range(len(xs))]
+        if packing.packed:
+            parts = sums.pop(0).split_with_sizes(packing.counts[position])
+            sums = [
+                part.view(packing.shapes[i][position]) for part, i in zip(parts, packing.packed)
+            ] + sums
+        sums_by_index = dict(zip([*packing.packed, *packing.alone], sums, strict=True))
+        return [sums_by_index[i] for i in range(len(xs))]
 
-    return Later(_All([]), results)
+    return PendingResult(_AllOf([]), results)

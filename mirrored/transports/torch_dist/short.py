@@ -25,45 +25,46 @@ from . import messages
 from .groups import world
 
 CARRIED_BYTES = 64
-_NUMBER, _CARRIED, _BYTES = slice(4, 8), 16, 80
+_CALL_SLICE, _CARRIED_START, _MESSAGE_BYTES = slice(4, 8), 16, 80
 
 
-class Part(NamedTuple):
-    """One rank's short message, as ``swap`` returns it: a flag, and the tensor that it carries."""
+class ShortMessage(NamedTuple):
+    """One rank's short message, from ``exchange_short``: a flag, and the tensor that it carries."""
 
     has_note: bool
     call: int  # number of the call that the tensor belongs to; 0 if there is none
     memory: Tensor
 
-    def carried(self, like: Tensor) -> Tensor:
+    def view_as(self, like: Tensor) -> Tensor:
         """Return the tensor in the message as a view with the shape and dtype of ``like``.
 
-        The next ``swap`` with the same ranks overwrites its memory.
+        The next ``exchange_short`` with the same ranks overwrites its memory.
         """
-        return _carried(self.memory, like)
+        return _carried_view(self.memory, like)
 
 
-def _carried(memory: Tensor, like: Tensor) -> Tensor:
-    part = memory[_CARRIED : _CARRIED + like.nbytes]
+def _carried_view(memory: Tensor, like: Tensor) -> Tensor:
+    part = memory[_CARRIED_START : _CARRIED_START + like.nbytes]
     return part.view(like.dtype).view(like.shape)
 
 
-class _Memory:
-    """Buffers for one message of each rank of a group, kept for the next ``swap``."""
+class _Buffers:
+    """Buffers for one message of each rank of a group, kept for the next ``exchange_short``."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.rows = [torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]
+        self.rows = [torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]
         arrays: list[Any] = [row.numpy() for row in self.rows]
         self.views = [memoryview(array) for array in arrays]
 
 
-_free: dict[Ranks, _Memory] = {}
-_SHOWN = torch.empty(_BYTES, dtype=torch.uint8, device="meta")  # stands for a message in errors
+_free_buffers: dict[Ranks, _Buffers] = {}
+# Stands for a message in errors.
+_PLACEHOLDER = torch.empty(_MESSAGE_BYTES, dtype=torch.uint8, device="meta")
 
 
-def swap(
+def exchange_short(
     name: str, ranks: Ranks, x: Tensor | None = None, *, has_note: bool = False, call: int = 0
-) -> list[Part]:
+) -> list[ShortMessage]:
     """Exchange one short message with each of ``ranks``; return all of them in order.
 
     Args:
@@ -74,29 +75,29 @@ def swap(
         call: a number for the call with ``x``, sent in the message, so that ``x`` is left out of
             the tag. Use it where another rank may not make the call, and so cannot know ``x``.
     """
-    own = world()
-    me = ranks.index(own.rank)
-    sockets = own.sockets_to(ranks)
-    shown = _SHOWN if x is None else x
-    tag = messages.tag_of(name, _SHOWN if call else shown, ranks)
+    state = world()
+    position = ranks.index(state.rank)
+    sockets = state.sockets_to(ranks)
+    described_tensor = _PLACEHOLDER if x is None else x
+    tag = messages.tag_of(name, _PLACEHOLDER if call else described_tensor, ranks)
 
-    def run() -> list[Part]:
-        # Taken here, after `carry_out` has checked that this thread may communicate: a thread that
-        # is refused must not overwrite messages that this rank still reads.
-        memory = _free.pop(ranks, None) or _Memory(ranks)
-        memory.views[me][0] = has_note
-        memory.views[me][_NUMBER] = call.to_bytes(4, "little")
+    def run() -> list[ShortMessage]:
+        # Taken here, after `run_watched` has checked that this thread may communicate: a thread
+        # that is refused must not overwrite messages that this rank still reads.
+        memory = _free_buffers.pop(ranks, None) or _Buffers(ranks)
+        memory.views[position][0] = has_note
+        memory.views[position][_CALL_SLICE] = call.to_bytes(4, "little")
         if x is not None:
-            _carried(memory.rows[me], x).copy_(x)
-        others = [(rank, memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
+            _carried_view(memory.rows[position], x).copy_(x)
+        others = [(rank, memory.rows[k]) for k, rank in enumerate(ranks) if k != position]
         works: list[Any] = [sockets.receive(rank, tag, row) for rank, row in others]
-        works += [sockets.send(rank, tag, memory.rows[me]) for rank, _ in others]
+        works += [sockets.send(rank, tag, memory.rows[position]) for rank, _ in others]
         sockets.wait(works)
         # Only after success: after an error sockets may still read or write it.
-        _free[ranks] = memory
+        _free_buffers[ranks] = memory
         return [
-            Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)
+            ShortMessage(bool(view[0]), int.from_bytes(view[_CALL_SLICE], "little"), row)
             for view, row in zip(memory.views, memory.rows, strict=True)
         ]
 
-    return own.carry_out(name, shown, ranks, run)
+    return state.run_watched(name, described_tensor, ranks, run)

@@ -34,15 +34,15 @@ class Sockets:
     def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
         self._native = _C.Sockets(size, timeout_s, alarm)
         self._timeout_s = timeout_s
-        self._reached: set[int] = set()  # ranks that this one has connected to
-        self._heard: set[int] = set()  # ranks that have connected to this one
+        self._connected_to: set[int] = set()  # ranks that this one has connected to
+        self._connected_from: set[int] = set()  # ranks that have connected to this one
         self.sent = 0  # bytes
         self.wait = self._native.wait
         atexit.register(self.close)
 
     def join(self, watch: Watch) -> None:
         """Set the ``Watch`` by which this object connects to other ranks; called once."""
-        # Weak: the watch refers to `arrive_by`, and so to this object.
+        # Weak: the watch refers to `receive_through`, and so to this object.
         self._watch = weakref.ref(watch)
 
     def send(self, to: int, tag: int, x: Tensor) -> Any:
@@ -50,8 +50,8 @@ class Sockets:
 
         The receiver matches it by ``tag``. ``x`` is kept alive until it has been sent.
         """
-        if to not in self._reached:
-            self._reach(to)
+        if to not in self._connected_to:
+            self._connect(to)
         self.sent += x.nbytes
         return self._native.send(to, tag, x)
 
@@ -61,18 +61,18 @@ class Sockets:
         ``source`` sends the message with the same ``tag``. ``out`` is kept alive until it is
         filled.
         """
-        if source not in self._heard and source not in self._reached:
+        if source not in self._connected_from and source not in self._connected_to:
             try:
-                self._reach(source)  # a connection by which the end of its process is noticed
+                self._connect(source)  # a connection by which the end of its process is noticed
             except RuntimeError:  # it has ended, perhaps after it had sent this message
-                if source not in self._heard:
+                if source not in self._connected_from:
                     raise
         return self._native.receive(source, tag, out)
 
-    def arrive_by(self, rank: int, file: int) -> None:
+    def receive_through(self, rank: int, file: int) -> None:
         """Receive messages of ``rank`` from the socket with file descriptor ``file``."""
         self._native.arrive_by(rank, file)
-        self._heard.add(rank)
+        self._connected_from.add(rank)
 
     def close(self) -> None:
         """Send what is left, for a few seconds at most, and close all sockets."""
@@ -87,9 +87,9 @@ class Sockets:
         atexit.unregister(self.close)
         keep_alive(self._native)
 
-    def _reach(self, rank: int) -> None:
+    def _connect(self, rank: int) -> None:
         """Connect to ``rank``, to send messages to it."""
         watch = self._watch()
         assert watch is not None
         self._native.leave_by(rank, watch.join(rank, self._timeout_s))
-        self._reached.add(rank)
+        self._connected_to.add(rank)

@@ -22,10 +22,10 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ...comm import (
-    Done,
+    CompletedHandle,
     Handle,
-    Later,
     Link,
+    PendingResult,
     Ranks,
     Shape,
     Transport,
@@ -33,16 +33,16 @@ from ...comm import (
     check_member,
     check_op,
 )
-from ...reduction import WIDER, ordered_reduce
-from ..base.unseen import unseen
-from ..failures import moves_count_lacks
+from ...reduction import WIDER_DTYPES, ordered_reduce
+from ..base.unseen import hidden_from_modes
+from ..failures import methods_count_out_of_memory
 from ..faults.watch import Watch
 from ..tuning import between
 from ..tuning.table import Table
 from . import messages, several, short
-from .described import Described, call_under_way, part_of, resumed
+from .described import DescribedCalls, current_call, describe_call, resume_call
 from .groups import GroupState, timeout, world
-from .messages import flat
+from .messages import as_bytes
 
 # Gloo's own all-reduce is not used: it takes longer at every size (two ranks in two network
 # namespaces, µs, gloo's and ours: 80 B 334 34, 64 KiB 478 65, 256 KiB 498 82, 1.3 MB 1377 612,
@@ -52,18 +52,18 @@ from .messages import flat
 # In an all-reduce by messages every rank sends all of x to all others, in one round, if that sends
 # at most this many bytes more than two rounds, a reduce-scatter and a gather. If the link was not
 # measured, the limit is what a rank sends in 30 us at 1.5 GB/s.
-_A_ROUND = Link(30e-6, 1.5e9)
+_DEFAULT_LINK = Link(30e-6, 1.5e9)
 
 
-@moves_count_lacks
-class TorchDist(Described):
+@methods_count_out_of_memory
+class TorchDist(DescribedCalls):
     """Transport between the ranks of torch.distributed's default process group.
 
     Without a process group this process is rank 0 of 1.
     """
 
     def __init__(self) -> None:
-        self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
+        self._last_two_round: Callable[[], _TwoRoundAllReduce | None] = lambda: None  # weak
         self._links: weakref.WeakKeyDictionary[GroupState, Link] = weakref.WeakKeyDictionary()
 
     @property
@@ -79,17 +79,17 @@ class TorchDist(Described):
 
         If a launcher such as torchrun started this process, the group is initialized first.
         """
-        return None if world().is_childs else c10d.GroupMember.WORLD
+        return None if world().is_child else c10d.GroupMember.WORLD
 
     @property
     def has_nccl(self) -> bool:
         """True if tensors on GPUs are sent by NCCL, and not through main memory."""
-        return world().nccl
+        return world().uses_nccl
 
     @property
     def may_measure(self) -> bool:
         """True if ranks may measure whether shared memory or messages are faster."""
-        return world().measures
+        return world().may_measure
 
     @property
     def gpus_may_lose_ranks(self) -> bool:
@@ -117,14 +117,14 @@ class TorchDist(Described):
 
         There is one only in a process group of several ranks.
         """
-        found = world().watch
-        assert found is not None
-        return found
+        active_watch = world().watch
+        assert active_watch is not None
+        return active_watch
 
     def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
-        found = world()
-        found.check_reachable(ranks)
-        return check_member(what, found.rank, ranks, *tensors)
+        state = world()
+        state.check_reachable(ranks)
+        return check_member(what, state.rank, ranks, *tensors)
 
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         world().check_reachable(ranks)
@@ -134,7 +134,7 @@ class TorchDist(Described):
         sockets = world().sockets
         return 0 if sockets is None else sockets.sent
 
-    def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
+    def record_hosts(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
         """Record that ``ranks`` are on several hosts; ``names`` has the host of each rank.
 
         ``inside`` is a transport by which ranks of one host share memory. A subclass uses it; this
@@ -142,30 +142,30 @@ class TorchDist(Described):
         """
 
     def forget_hosts(self) -> None:
-        """Drop what ``split`` recorded; called when there is another default process group."""
+        """Drop what ``record_hosts`` stored; called when there is another default process group."""
 
-    def meet(self, ranks: Ranks, host: str) -> None:
+    def agree_on_link(self, ranks: Ranks, host: str) -> None:
         """Agree on the cost of messages between all ranks of the world. A collective.
 
         It is called when they first communicate, if they share no memory. ``host`` is the name of
         this rank's host.
         """
-        self._links[world()] = between.kept_or_measured(self, ranks, host)
+        self._links[world()] = between.load_or_measure(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
         """Measure the cost of messages between ``ranks``; store, use and return it. A collective.
 
         ``host`` is the name of this rank's host.
         """
-        found = between.measured_by_hand(self, ranks, host)
-        self._links[world()] = found.link
-        return found
+        table = between.measure_and_save(self, ranks, host)
+        self._links[world()] = table.link
+        return table
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost of messages that all ranks agreed on in ``meet``; None before that.
+        """Return the cost of messages that ranks agreed on in ``agree_on_link``; None before that.
 
-        All ranks call ``meet`` at the same step of the program, so at any step the result is the
-        same on all of them.
+        All ranks call ``agree_on_link`` at the same step of the program, so at any step the result
+        is the same on all of them.
         """
         return self._links.get(world()) if kind == "cpu" else None
 
@@ -178,52 +178,52 @@ class TorchDist(Described):
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        if len(ranks) == 1 or x.numel() == 0 or _by_nccl(x.device):
+        if len(ranks) == 1 or x.numel() == 0 or _uses_nccl(x.device):
             return super().all_reduce(x, ranks, op)
         if _is_short(x):
             self.check("all_reduce", ranks, x)
             check_op(op, x.dtype)
-            with part_of("all_reduce", tuple(x.shape)):
-                parts = short.swap(f"all_reduce({op})", ranks, x.detach())
-            return ordered_reduce([part.carried(x) for part in parts], op)
+            with describe_call("all_reduce", tuple(x.shape)):
+                parts = short.exchange_short(f"all_reduce({op})", ranks, x.detach())
+            return ordered_reduce([part.view_as(x) for part in parts], op)
         return self.all_reduce_async(x, ranks, op).wait()  # by messages, which leave x as it is
 
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
         name = f"all_reduce({op})"
         # Max and min of floats are combined by `ordered_reduce`, which propagates NaN.
-        if _by_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point):
-            return self._by_collective(name, x, ranks, op)
+        if _uses_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point):
+            return self._nccl_all_reduce(name, x, ranks, op)
         x = x.contiguous()
-        if self._in_one_round(x.nbytes, len(ranks)):
+        if self._takes_one_round(x.nbytes, len(ranks)):
             pieces = [x if rank == self.rank else torch.empty_like(x) for rank in ranks]
-            arriving = self._start_all_gather(name, x, pieces, ranks)
+            transfer = self._start_all_gather(name, x, pieces, ranks)
             into = next(piece for piece in pieces if piece is not x)  # one of the first two pieces
-            return Later(arriving, lambda: ordered_reduce(pieces, op, into))
-        fold = _Fold(self, name, x, ranks, op)
-        before, self._last_fold = self._last_fold(), weakref.ref(fold)
+            return PendingResult(transfer, lambda: ordered_reduce(pieces, op, into))
+        fold = _TwoRoundAllReduce(self, name, x, ranks, op)
+        previous_fold, self._last_two_round = self._last_two_round(), weakref.ref(fold)
         # Every rank that starts this all-reduce has started the last one, so waiting for its first
         # round cannot deadlock; its second round then travels while the program goes on.
-        if before is not None:
-            before.advance()
+        if previous_fold is not None:
+            previous_fold.advance()
         return fold
 
-    def _in_one_round(self, nbytes: int, n: int) -> bool:
+    def _takes_one_round(self, nbytes: int, n: int) -> bool:
         """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round.
 
         In one round of messages each rank sends all of its tensor to all others.
         """
         return in_one_round(self.link("cpu"), nbytes, n)
 
-    def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
+    def _nccl_all_reduce(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
         """Start NCCL's own all-reduce of ``x``; ``name`` is that of the call, for errors."""
-        wire, op = _reducible(x.contiguous(), op)
+        wire, op = _to_reducible(x.contiguous(), op)
         group = world().group(ranks)
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         options = dist.AllreduceOptions()
         options.reduceOp = ops[op]  # type: ignore[assignment]
         start = partial(group.allreduce, [wire], options)
-        work = world().carry_out(name, x, ranks, start)
-        return _Reducing(name, work, wire, x, ranks)
+        work = world().run_watched(name, x, ranks, start)
+        return _NcclAllReduce(name, work, wire, x, ranks)
 
     # ---- gathers and all-to-alls ----------------------------------------------------------------
 
@@ -235,32 +235,32 @@ class TorchDist(Described):
         self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
         """Start an all-gather of ``x`` that fills ``out``, except for this rank's own piece."""
-        if not _by_nccl(x.device):
-            return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
+        if not _uses_nccl(x.device):
+            return messages.start_all_to_all(name, [x.contiguous()] * len(ranks), out, ranks)
         # If pieces differ in size, torch makes this a batch of NCCL broadcasts of the exact bytes.
-        pieces = [flat(out[k]) for k in _sorted_positions(ranks)]
+        pieces = [as_bytes(out[k]) for k in _sorted_positions(ranks)]
         group = world().group(ranks)
-        start = partial(group.allgather, [pieces], [flat(x)])
-        world().carry_out(name, x, ranks, lambda: start().wait())
-        return Done(x)
+        start = partial(group.allgather, [pieces], [as_bytes(x)])
+        world().run_watched(name, x, ranks, lambda: start().wait())
+        return CompletedHandle(x)
 
     def _all_to_all(self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
-        own = ranks.index(self.rank)
-        out[own].copy_(pieces[own])
+        position = ranks.index(self.rank)
+        out[position].copy_(pieces[position])
         self._start_all_to_all("all_to_all", pieces, out, ranks).wait()
 
     def _start_all_to_all(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
         """Start an all-to-all of ``pieces`` that fills ``out``, except this rank's own piece."""
-        if not _by_nccl(out[0].device):
-            return messages.swap(name, pieces, out, ranks)
+        if not _uses_nccl(out[0].device):
+            return messages.start_all_to_all(name, pieces, out, ranks)
         order = _sorted_positions(ranks)
-        going, coming = ([flat(part[k]) for k in order] for part in (pieces, out))
+        outgoing, incoming = ([as_bytes(part[k]) for k in order] for part in (pieces, out))
         group = world().group(ranks)
-        start = partial(group.alltoall, coming, going)
-        world().carry_out(name, pieces[0], ranks, lambda: start().wait())
-        return Done(pieces[0])
+        start = partial(group.alltoall, incoming, outgoing)
+        world().run_watched(name, pieces[0], ranks, lambda: start().wait())
+        return CompletedHandle(pieces[0])
 
     def _start_reduce_scatter(
         self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool
@@ -270,10 +270,12 @@ class TorchDist(Described):
         ``wait()`` returns this rank's part. With ``at_once``, a subclass must start all messages in
         this call, so that ``wait()`` does not depend on what other ranks do after their own call.
         """
-        own = ranks.index(self.rank)
-        coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
-        arriving = self._start_all_to_all("all_to_all", parts, coming, ranks)
-        return Later(arriving, lambda: ordered_reduce(coming, op))
+        position = ranks.index(self.rank)
+        incoming = [
+            x if k == position else torch.empty_like(parts[position]) for k, x in enumerate(parts)
+        ]
+        transfer = self._start_all_to_all("all_to_all", parts, incoming, ranks)
+        return PendingResult(transfer, lambda: ordered_reduce(incoming, op))
 
     # ---- several at once ------------------------------------------------------------------------
 
@@ -289,10 +291,10 @@ class TorchDist(Described):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        if len(ranks) == 1 or _by_nccl(xs[0].device):
+        if len(ranks) == 1 or _uses_nccl(xs[0].device):
             return super().all_gather_several(xs, dims, sizes, ranks, out)
-        how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
-        with part_of("all_gather_several", *how.cuts):
+        how = several.plan_packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
+        with describe_call("all_gather_several", *how.agreed_layouts):
             return several.start_all_gather(
                 self, [x.detach() for x in xs], dims, how, ranks, out
             ).wait()
@@ -303,11 +305,11 @@ class TorchDist(Described):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
-        if len(ranks) == 1 or _by_nccl(xs[0].device):
+    ) -> PendingResult:
+        if len(ranks) == 1 or _uses_nccl(xs[0].device):
             return super().start_all_gather_several(xs, dims, sizes, ranks)
-        how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
-        with part_of("start_all_gather_several", *how.cuts):
+        how = several.plan_packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
+        with describe_call("start_all_gather_several", *how.agreed_layouts):
             return several.start_all_gather(self, [x.detach() for x in xs], dims, how, ranks)
 
     def reduce_scatter_several(
@@ -318,14 +320,14 @@ class TorchDist(Described):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        if len(ranks) == 1 or _by_nccl(xs[0].device):
+        if len(ranks) == 1 or _uses_nccl(xs[0].device):
             return super().reduce_scatter_several(xs, dims, sizes, ranks, op)
         self.check("reduce_scatter", ranks, *xs)
-        given = [x.detach() for x in xs]
-        how = several.packing(xs, dims, sizes)
-        with part_of("reduce_scatter_several", op, *how.cuts):
+        inputs = [x.detach() for x in xs]
+        how = several.plan_packing(xs, dims, sizes)
+        with describe_call("reduce_scatter_several", op, *how.agreed_layouts):
             return several.start_reduce_scatter(
-                self, given, dims, sizes, how, ranks, op=op, at_once=False
+                self, inputs, dims, sizes, how, ranks, op=op, at_once=False
             ).wait()
 
     def start_reduce_scatter_several(
@@ -334,28 +336,28 @@ class TorchDist(Described):
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
-    ) -> Later:
-        if len(ranks) == 1 or _by_nccl(xs[0].device):
+    ) -> PendingResult:
+        if len(ranks) == 1 or _uses_nccl(xs[0].device):
             return super().start_reduce_scatter_several(xs, dims, sizes, ranks)
         self.check("reduce_scatter", ranks, *xs)
-        given = [x.detach() for x in xs]
-        how = several.packing(xs, dims, sizes)
-        with part_of("start_reduce_scatter_several", *how.cuts):
+        inputs = [x.detach() for x in xs]
+        how = several.plan_packing(xs, dims, sizes)
+        with describe_call("start_reduce_scatter_several", *how.agreed_layouts):
             return several.start_reduce_scatter(
-                self, given, dims, sizes, how, ranks, op="sum", at_once=True
+                self, inputs, dims, sizes, how, ranks, op="sum", at_once=True
             )
 
     def start_all_to_all(
         self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
-    ) -> Later:
-        me = self.check("all_to_all", ranks, *pieces)
-        if len(ranks) == 1 or _by_nccl(pieces[0].device):
+    ) -> PendingResult:
+        position = self.check("all_to_all", ranks, *pieces)
+        if len(ranks) == 1 or _uses_nccl(pieces[0].device):
             return super().start_all_to_all(pieces, shapes, ranks)
-        given = [piece.detach() for piece in pieces]
-        received = [given[me].new_empty(tuple(shape)) for shape in shapes]
-        received[me].copy_(given[me])
-        arriving = self._start_all_to_all("start_all_to_all", given, received, ranks)
-        return Later(arriving, lambda: received)
+        inputs = [piece.detach() for piece in pieces]
+        received = [inputs[position].new_empty(tuple(shape)) for shape in shapes]
+        received[position].copy_(inputs[position])
+        transfer = self._start_all_to_all("start_all_to_all", inputs, received, ranks)
+        return PendingResult(transfer, lambda: received)
 
     # ---- notes ----------------------------------------------------------------------------------
 
@@ -363,8 +365,8 @@ class TorchDist(Described):
         self.check("gather_notes", ranks)
         if len(ranks) == 1:
             return [note]
-        found = short.swap("gather_notes", ranks, has_note=bool(note))
-        return self._texts(found, note, ranks)
+        parts = short.exchange_short("gather_notes", ranks, has_note=bool(note))
+        return self._gather_announced_notes(parts, note, ranks)
 
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
@@ -374,25 +376,30 @@ class TorchDist(Described):
         self.check("all_reduce", ranks, x)
         check_op(op, x.dtype)
         call = messages.tag_of(f"all_reduce({op}) of {x.shape}", x, ranks)
-        with unseen():
+        with hidden_from_modes():
             # A rank with a note calls `gather_notes`, so size and tag must be the same as there.
-            found = short.swap("gather_notes", told, x.detach(), call=call)
-            texts, of_ranks = self._texts(found, b"", told), [found[told.index(r)] for r in ranks]
-            if any(texts):
-                return texts, None
-            if all(each.call == call for each in of_ranks):
-                return texts, ordered_reduce([each.carried(x) for each in of_ranks], op)
-        return texts, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
+            parts = short.exchange_short("gather_notes", told, x.detach(), call=call)
+            notes, parts_of_ranks = (
+                self._gather_announced_notes(parts, b"", told),
+                [parts[told.index(r)] for r in ranks],
+            )
+            if any(notes):
+                return notes, None
+            if all(part.call == call for part in parts_of_ranks):
+                return notes, ordered_reduce([part.view_as(x) for part in parts_of_ranks], op)
+        return notes, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
 
-    def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
-        """Return the notes of all ranks, given their short messages ``found``.
+    def _gather_announced_notes(
+        self, parts: list[short.ShortMessage], note: bytes, ranks: Ranks
+    ) -> list[bytes]:
+        """Return the notes of all ranks, given their short messages ``parts``.
 
         These only say whether a rank has a note. If any has, the ranks gather the notes in a second
         round of messages, to which this rank contributes ``note``.
         """
-        if not any(each.has_note for each in found):
+        if not any(part.has_note for part in parts):
             return [b""] * len(ranks)
-        with unseen():
+        with hidden_from_modes():
             return self.gather_objects(note, ranks)
 
     # ---- exchanges ------------------------------------------------------------------------------
@@ -405,26 +412,26 @@ class TorchDist(Described):
         device: torch.device,
     ) -> None:
         empty = torch.empty(0, dtype=torch.uint8, device=device)
-        if not _by_nccl(device):
+        if not _uses_nccl(device):
             first = next((x for _, x in (*sends, *out)), empty)
             messages.send_and_receive("exchange", first, sends, out, ranks)
             return
-        going = [torch.cat([empty, *(flat(x) for to, x in sends if to == r)]) for r in ranks]
-        places = [[flat(x) for source, x in out if source == r] for r in ranks]
-        coming = [torch.cat([empty, *place]) for place in places]
-        self._start_all_to_all("exchange", going, coming, ranks).wait()
-        for place, piece in zip(places, coming, strict=True):
+        outgoing = [torch.cat([empty, *(as_bytes(x) for to, x in sends if to == r)]) for r in ranks]
+        places = [[as_bytes(x) for source, x in out if source == r] for r in ranks]
+        incoming = [torch.cat([empty, *place]) for place in places]
+        self._start_all_to_all("exchange", outgoing, incoming, ranks).wait()
+        for place, piece in zip(places, incoming, strict=True):
             for x, part in zip(place, piece.split([x.numel() for x in place]), strict=True):
                 x.copy_(part)
 
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
-        return messages.sending(label, x, to)
+        return messages.start_send(label, x, to)
 
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
-        return messages.receiving(label, out, source)
+        return messages.start_receive(label, out, source)
 
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        if not _by_nccl(x.device):
+        if not _uses_nccl(x.device):
             wire = x.cpu()
             messages.broadcast(wire, source, ranks)
             if wire is not x:
@@ -433,22 +440,22 @@ class TorchDist(Described):
         options = dist.BroadcastOptions()
         options.rootRank = sorted(ranks).index(source)
         group = world().group(ranks)
-        start = partial(group.broadcast, [flat(x)], options)
-        world().carry_out("broadcast", x, ranks, lambda: start().wait())
+        start = partial(group.broadcast, [as_bytes(x)], options)
+        world().run_watched("broadcast", x, ranks, lambda: start().wait())
 
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
         # Explicitly on the CPU, since the program may have set another default device.
-        size = torch.tensor([own.numel()], device="cpu")
+        size = torch.tensor([payload.numel()], device="cpu")
         sizes = [size if rank == self.rank else torch.empty_like(size) for rank in ranks]
         self._start_all_gather("gather_objects", size, sizes, ranks).wait()
         kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
-        out = [own if size is n else torch.empty(int(n), **kind) for n in sizes]
-        self._start_all_gather("gather_objects", own, out, ranks).wait()
+        out = [payload if size is n else torch.empty(int(n), **kind) for n in sizes]
+        self._start_all_gather("gather_objects", payload, out, ranks).wait()
         return [pickle.loads(piece.numpy().data) for piece in out]
 
 
-class _Fold:
+class _TwoRoundAllReduce:
     """Started all-reduce in two rounds of messages: a reduce-scatter and an all-gather.
 
     Each rank combines one part of every rank's ``x``, and then the parts are gathered. This sends
@@ -462,37 +469,37 @@ class _Fold:
     ```
     """
 
-    def __init__(self, sent: TorchDist, name: str, x: Tensor, ranks: Ranks, op: str) -> None:
-        self._sent, self._name, self._ranks, self._op = sent, name, ranks, op
-        self._out, self._own = torch.empty_like(x), ranks.index(sent.rank)
+    def __init__(self, transport: TorchDist, name: str, x: Tensor, ranks: Ranks, op: str) -> None:
+        self._transport, self._name, self._ranks, self._op = transport, name, ranks, op
+        self._out, self._position = torch.empty_like(x), ranks.index(transport.rank)
         parts = x.view(-1).tensor_split(len(ranks))
         self._pieces = [
-            part if k == self._own else torch.empty_like(parts[self._own])
+            part if k == self._position else torch.empty_like(parts[self._position])
             for k, part in enumerate(parts)
         ]
-        self._coming: Waitable = sent._start_all_to_all(name, parts, self._pieces, ranks)
-        self._combined, self._call = False, call_under_way()
+        self._transfer: Waitable = transport._start_all_to_all(name, parts, self._pieces, ranks)
+        self._is_combined, self._call = False, current_call()
 
     def advance(self) -> None:
         """Wait for the first round, combine this rank's part, and start to gather all parts."""
-        if self._combined:
+        if self._is_combined:
             return
-        self._coming.wait()
+        self._transfer.wait()
         places = self._out.view(-1).tensor_split(len(self._ranks))
-        places[self._own].copy_(ordered_reduce(self._pieces, self._op))
-        self._combined, self._pieces = True, []
-        with resumed(self._call):
-            self._coming = self._sent._start_all_gather(
-                self._name, places[self._own], places, self._ranks
+        places[self._position].copy_(ordered_reduce(self._pieces, self._op))
+        self._is_combined, self._pieces = True, []
+        with resume_call(self._call):
+            self._transfer = self._transport._start_all_gather(
+                self._name, places[self._position], places, self._ranks
             )
 
     def wait(self) -> Tensor:
         self.advance()
-        self._coming.wait()
+        self._transfer.wait()
         return self._out
 
 
-class _Reducing:
+class _NcclAllReduce:
     """Handle of an all-reduce that NCCL carries out in place in ``wire``.
 
     ``wait()`` returns the result with the device and dtype of ``x``, since ``wire`` may have a
@@ -506,7 +513,7 @@ class _Reducing:
         x, wire = self.like, self.wire
         world().check_reachable(self.ranks)
         # Without the wait `wire` would be read while the reduction still writes it.
-        world().carry_out(self.name, x, self.ranks, self.work.wait)
+        world().run_watched(self.name, x, self.ranks, self.work.wait)
         if x.dtype.is_complex:
             wire = torch.view_as_complex(wire)
         elif x.dtype == torch.bool:
@@ -520,12 +527,12 @@ def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
     In one round each rank sends all of its tensor to all others. That sends more bytes than two
     rounds, and saves the latency of one; ``link`` is the cost of both, or None if unknown.
     """
-    link = link or _A_ROUND
-    more = nbytes * (n - 1) * (n - 2) / n  # none between two
-    return more <= link.latency_s * link.bytes_per_s
+    link = link or _DEFAULT_LINK
+    extra_bytes = nbytes * (n - 1) * (n - 2) / n  # none between two
+    return extra_bytes <= link.latency_s * link.bytes_per_s
 
 
-def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
+def _to_reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
     """Return (``x``, ``op``) converted to a dtype and an op that NCCL can reduce.
 
     For example a bool tensor and "sum" become its uint8 view and "max".
@@ -534,7 +541,7 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
         return x.view(torch.uint8), "min" if op == "min" else "max"
     if x.dtype.is_complex:
         return torch.view_as_real(x.resolve_conj()), op
-    return x.to(WIDER.get(x.dtype, x.dtype)), op
+    return x.to(WIDER_DTYPES.get(x.dtype, x.dtype)), op
 
 
 def _is_short(x: Tensor) -> bool:
@@ -542,8 +549,8 @@ def _is_short(x: Tensor) -> bool:
     return x.is_cpu and 0 < x.nbytes <= short.CARRIED_BYTES
 
 
-def _by_nccl(device: torch.device) -> bool:
-    return device.type == "cuda" and world().nccl
+def _uses_nccl(device: torch.device) -> bool:
+    return device.type == "cuda" and world().uses_nccl
 
 
 def _sorted_positions(ranks: Ranks) -> list[int]:

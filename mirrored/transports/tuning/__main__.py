@@ -14,9 +14,9 @@ def main() -> None:
     transport = current()
     ranks = tuple(range(transport.size))
     while isinstance(transport, Wrapper):  # outermost first: GPU memory, then CPU memory
-        found = transport.tune(ranks)
+        table = transport.tune(ranks)
         if transport.rank == 0:
-            print(found or f"The ranks have no {type(transport).__name__}.")
+            print(table or f"The ranks have no {type(transport).__name__}.")
         transport = transport.inner
 
 

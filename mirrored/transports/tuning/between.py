@@ -16,7 +16,7 @@ import torch
 
 from ...comm import Link, Ranks, Transport
 from . import table
-from .measure import prices, warn_of_others
+from .measure import measure_costs, warn_of_others
 from .other_work import Usage, others_disturb, usage
 from .table import Table
 
@@ -26,7 +26,7 @@ from .table import Table
 TRIES = 30
 
 
-def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
+def load_or_measure(transport: Transport, ranks: Ranks, host: str) -> Link:
     """Return the cost of messages between ``ranks``. A collective.
 
     It comes from the table that the first of ``ranks`` has stored, or else is measured.
@@ -36,53 +36,56 @@ def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
         ranks: the members.
         host: the name of this rank's host, which begins with the name of its machine.
     """
-    mine = table.kept(len(ranks), table.MESSAGES)
-    told = way.gather_objects((mine, host), ranks)
-    names = [name for _, name in told]
-    found, is_disturbed = told[0][0], False
+    own_table = table.load_stored(len(ranks), table.MESSAGES)
+    notes = transport.gather_objects((own_table, host), ranks)
+    names = [name for _, name in notes]
+    agreed_table, is_disturbed = notes[0][0], False
     # A table that was measured between other hosts does not hold between these.
-    if found is None or found.hosts not in ("", _short(names)):
-        found, is_disturbed = _measured(way, ranks, names)
-    if found != mine and not is_disturbed:
-        table.save(found, len(ranks), table.MESSAGES)
-    return found.link
+    if agreed_table is None or agreed_table.hosts not in ("", _hosts_hash(names)):
+        agreed_table, is_disturbed = _measure_table(transport, ranks, names)
+    if agreed_table != own_table and not is_disturbed:
+        table.save(agreed_table, len(ranks), table.MESSAGES)
+    return agreed_table.link
 
 
-def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
+def measure_and_save(transport: Transport, ranks: Ranks, host: str) -> Table:
     """Measure the cost of messages between ``ranks``, store and return it. A collective.
 
-    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``kept_or_measured`` it
+    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``load_or_measure`` it
     stores the result, with a warning, even if other programs disturbed the measurement.
     """
-    found, is_disturbed = _measured(way, ranks, way.gather_objects(host, ranks))
-    if is_disturbed and way.rank == ranks[0]:
+    measured_table, is_disturbed = _measure_table(
+        transport, ranks, transport.gather_objects(host, ranks)
+    )
+    if is_disturbed and transport.rank == ranks[0]:
         warn_of_others("table of messages", "price them wrongly")
-    table.save(found, len(ranks), table.MESSAGES)
-    return found
+    table.save(measured_table, len(ranks), table.MESSAGES)
+    return measured_table
 
 
-def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
+def _measure_table(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
     """Measure the cost of messages between ``ranks``. A collective.
 
     Returns (the table, whether other programs kept a host busy meanwhile), both the same on all
     ranks. ``names`` are the hosts of ``ranks``.
     """
     before = usage()
-    own = prices(way, ranks, torch.device("cpu"), TRIES)
-    told = way.gather_objects((own, usage() - before), ranks)
-    latency, rate, start, copy = zip(*(figures for figures, _ in told), strict=True)
-    found = Table(
+    own_prices = measure_costs(way, ranks, torch.device("cpu"), TRIES)
+    notes = way.gather_objects((own_prices, usage() - before), ranks)
+    latency, rate, start, copy = zip(*(figures for figures, _ in notes), strict=True)
+    measured_table = Table(
         latency_s=max(latency), bytes_per_s=min(rate), copy_start_s=max(start),
-        copy_bytes_per_s=min(copy), hosts=_short(names),
+        copy_bytes_per_s=min(copy), hosts=_hosts_hash(names),
     )  # fmt: skip
-    spent: dict[str, list[Usage]] = {}
-    for (_, usages), name in zip(told, names, strict=True):
+    usages_by_machine: dict[str, list[Usage]] = {}
+    for (_, rank_usage), name in zip(notes, names, strict=True):
         # Grouped by machine, the first word of a host's name: /proc/stat counts all of a machine.
-        spent.setdefault(name.split()[0], []).append(usages)
-    return found, any(
-        others_disturb(each[0], [rank.process for rank in each]) for each in spent.values()
+        usages_by_machine.setdefault(name.split()[0], []).append(rank_usage)
+    return measured_table, any(
+        others_disturb(machine_usages[0], [rank.process for rank in machine_usages])
+        for machine_usages in usages_by_machine.values()
     )
 
 
-def _short(names: Sequence[str]) -> str:
+def _hosts_hash(names: Sequence[str]) -> str:
     return hashlib.sha256(repr(list(names)).encode()).hexdigest()[:24]

@@ -31,17 +31,18 @@ def agreed_link(world: TextAgreement, kind: str, own: Callable[[], Link | None])
     """
 
     def make() -> str:
-        found = own()
-        return json.dumps(None if found is None else astuple(found))
+        own_link = own()
+        return json.dumps(None if own_link is None else astuple(own_link))
 
-    return _read(world.agreed(f"link/{kind}", make))
+    return _parse_link(world.agreed(f"link/{kind}", make))
 
 
-def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
+def stored_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
     """Return the cost from the table stored on this machine for ``size`` ranks on ``device``.
 
-    ``device`` is a GPU's model, or ``processors()`` for the CPU. Without a stored table it is the
-    built-in cost. Returns None for one rank, for ranks that share no memory, and on several hosts.
+    ``device`` is a GPU's model, or ``cpu_device_name()`` for the CPU. Without a stored table it is
+    the built-in cost. Returns None for one rank, for ranks that share no memory, and on several
+    hosts.
     """
     # Without torchrun's variable, assume that all ranks are on this host.
     one_host = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
@@ -51,6 +52,6 @@ def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
 
 
 @lru_cache
-def _read(text: str) -> Link | None:
-    found = json.loads(text)
-    return None if found is None else Link(*found)
+def _parse_link(text: str) -> Link | None:
+    values = json.loads(text)
+    return None if values is None else Link(*values)

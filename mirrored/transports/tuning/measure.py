@@ -24,8 +24,8 @@ from .table import Table
 
 ONE_SHOT_SIZES = [2**k for k in range(12, 21)]  # 4 KiB to 1 MiB
 SIZES = [2**18, 2**22]
-COPIED = 2**25  # bytes
-CLEARLY = 1.2  # how many times faster messages must be, so that noise does not decide
+COPY_BYTES = 2**25  # bytes
+CLEAR_FACTOR = 1.2  # how many times faster messages must be, so that noise does not decide
 NEVER, ALWAYS = 0, 1 << 62  # limits in bytes for an all-reduce in one step
 
 Move = Callable[[Transport, Tensor], object]
@@ -54,34 +54,34 @@ class TwoWays:
         return self.ranks[0] == self.shared.rank
 
 
-def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
+def load_or_measure(ways: TwoWays, may_measure: bool) -> Table:
     """Return the table that is stored on the first rank's machine, or else measure one.
 
     A collective over ``ways.ranks``. The result is the built-in table if none is stored and the
     ranks may not measure, or if other programs disturbed the measurement.
     """
-    found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
-    found = ways.shared.gather_objects(found, ways.ranks)[0]
-    if found is not None or not may_measure:
-        return found or Table()
-    found, is_disturbed = measured(ways)
+    agreed_table = table.load(len(ways.ranks), ways.name) if ways.is_first else None
+    agreed_table = ways.shared.gather_objects(agreed_table, ways.ranks)[0]
+    if agreed_table is not None or not may_measure:
+        return agreed_table or Table()
+    agreed_table, is_disturbed = measure(ways)
     if is_disturbed:
         return Table()
-    _keep(found, ways)
-    return found
+    _save_on_first_rank(agreed_table, ways)
+    return agreed_table
 
 
-def measured_by_hand(ways: TwoWays) -> Table:
+def measure_and_save(ways: TwoWays) -> Table:
     """Measure a table, store and return it. A collective.
 
-    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``kept_or_measured`` it
+    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``load_or_measure`` it
     stores the result, with a warning, even if other programs disturbed the measurement.
     """
-    found, is_disturbed = measured(ways)
+    measured_table, is_disturbed = measure(ways)
     if is_disturbed and ways.is_first:
         warn_of_others("table of transports", "choose the slower way")
-    _keep(found, ways)
-    return found
+    _save_on_first_rank(measured_table, ways)
+    return measured_table
 
 
 def warn_of_others(name: str, effect: str) -> None:
@@ -97,56 +97,56 @@ def warn_of_others(name: str, effect: str) -> None:
     )
 
 
-def _keep(found: Table, ways: TwoWays) -> None:
+def _save_on_first_rank(measured_table: Table, ways: TwoWays) -> None:
     if ways.is_first:
-        table.save(found, len(ways.ranks), ways.name)
+        table.save(measured_table, len(ways.ranks), ways.name)
 
 
-def measured(ways: TwoWays) -> tuple[Table, bool]:
+def measure(ways: TwoWays) -> tuple[Table, bool]:
     """Measure a table; return it and whether other programs disturbed it. A collective.
 
     Both results are the same on all ranks: the table has the times of the first one. The caller
     lets ``ways.shared`` use shared memory for every size while this runs.
     """
-    before, above = usage(), {}
-    for name, move in _moves(ways).items():
+    before, limits_above = usage(), {}
+    for name, move in _timed_collectives(ways).items():
         for dtype in (torch.float32, torch.bfloat16):
-            limit = _messages_above(ways, move, dtype)
+            limit = _messages_limit(ways, move, dtype)
             if limit is not None:
-                above[table.row(name, dtype)] = limit
-    own = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
+                limits_above[table.row_key(name, dtype)] = limit
+    own_limits = _one_shot_limit(ways, torch.float32), _one_shot_limit(ways, torch.bfloat16)
     # Small messages are priced as they will be sent, and all members must send them in one way.
-    limits: tuple[int, int] = ways.shared.gather_objects(own, ways.ranks)[0]
+    limits: tuple[int, int] = ways.shared.gather_objects(own_limits, ways.ranks)[0]
     ways.set_one_shot(*limits)
-    mine = Table(*limits, above, *prices(ways.shared, ways.ranks, ways.device))
-    found = ways.shared.gather_objects((mine, usage() - before), ways.ranks)
-    return found[0][0], others_disturb(found[0][1], [spent.process for _, spent in found])
+    own_table = Table(*limits, limits_above, *measure_costs(ways.shared, ways.ranks, ways.device))
+    results = ways.shared.gather_objects((own_table, usage() - before), ways.ranks)
+    return results[0][0], others_disturb(results[0][1], [spent.process for _, spent in results])
 
 
-def _moves(ways: TwoWays) -> dict[str, Move]:
+def _timed_collectives(ways: TwoWays) -> dict[str, Move]:
     """Return the collectives to time: name -> function of (transport, x).
 
     For n ranks, x is a matrix of n columns and a multiple of n rows.
     """
     ranks, n, device = ways.ranks, len(ways.ranks), ways.device
 
-    def cut(size: int) -> list[int]:
+    def even_sizes(size: int) -> list[int]:
         return [size // n] * n
 
     return {
         "all_reduce": lambda t, x: t.all_reduce(x, ranks),
-        "reduce_scatter": lambda t, x: t.reduce_scatter(x, 0, cut(len(x)), ranks),
+        "reduce_scatter": lambda t, x: t.reduce_scatter(x, 0, even_sizes(len(x)), ranks),
         "all_gather_into_tensor": lambda t, x: t.all_gather_into_tensor(
-            x[: len(x) // n], 0, cut(len(x)), ranks
+            x[: len(x) // n], 0, even_sizes(len(x)), ranks
         ),
         "all_to_all_single": lambda t, x: t.all_to_all_single(
-            x[: len(x) // n], 1, [1] * n, 0, cut(len(x)), ranks
+            x[: len(x) // n], 1, [1] * n, 0, even_sizes(len(x)), ranks
         ),
         "broadcast": lambda t, x: t.broadcast(x, x.shape, x.dtype, device, ranks[0], ranks),
     }
 
 
-def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
+def _one_shot_limit(ways: TwoWays, dtype: torch.dtype) -> int:
     """Return the size in bytes up to which an all-reduce is faster in one step than in parts.
 
     In one step every rank reads the whole tensor of every rank.
@@ -154,30 +154,33 @@ def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
     limit = 0
     for nbytes in ONE_SHOT_SIZES:
         x = torch.ones(nbytes // dtype.itemsize, dtype=dtype, device=ways.device)
-        spent = []
-        for most in (ALWAYS, NEVER):
-            ways.set_one_shot(most, most)
-            spent.append(_fastest(partial(ways.shared.all_reduce, x, ways.ranks), ways.device, 10))
+        seconds = []
+        for forced_limit in (ALWAYS, NEVER):
+            ways.set_one_shot(forced_limit, forced_limit)
+            seconds.append(
+                _best_seconds(partial(ways.shared.all_reduce, x, ways.ranks), ways.device, 10)
+            )
         # No early exit: the other ranks do not know this rank's times, so all must try all sizes.
         # The limit grows only while one shot was faster at every smaller size, too.
-        if spent[0] <= spent[1] and limit == nbytes // 2 * (nbytes > ONE_SHOT_SIZES[0]):
+        if seconds[0] <= seconds[1] and limit == nbytes // 2 * (nbytes > ONE_SHOT_SIZES[0]):
             limit = nbytes
     return limit
 
 
-def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None:
+def _messages_limit(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None:
     """Return the size in bytes above which messages are clearly faster; None if they never are.
 
-    ``move`` is one of the collectives of ``_moves``. Clearly is by a factor of 1.2.
+    ``move`` is one of the collectives of ``_timed_collectives``. Clearly is by a factor of 1.2.
     """
     limit, n = None, len(ways.ranks)
     for nbytes in SIZES:
         rows = nbytes // dtype.itemsize // (n * n) * n
         x = torch.ones(rows, n, dtype=dtype, device=ways.device)
         shared, messages = (
-            _fastest(partial(move, way, x), ways.device, 2) for way in (ways.shared, ways.messages)
+            _best_seconds(partial(move, way, x), ways.device, 2)
+            for way in (ways.shared, ways.messages)
         )
-        if messages * CLEARLY > shared:
+        if messages * CLEAR_FACTOR > shared:
             # Messages must be faster at every larger size, too: start over.
             limit = None
         elif limit is None:
@@ -185,10 +188,10 @@ def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None
     return limit
 
 
-def prices(
-    way: Transport, ranks: Ranks, device: torch.device, tries: int = 3
+def measure_costs(
+    transport: Transport, ranks: Ranks, device: torch.device, tries: int = 3
 ) -> tuple[float, float, float, float]:
-    """Measure this rank's cost of messages sent by ``way``, and of copies. A collective.
+    """Measure this rank's cost of messages sent by ``transport``, and of copies. A collective.
 
     Args:
         way: the transport.
@@ -200,27 +203,31 @@ def prices(
     Returns:
         The table's ``latency_s``, ``bytes_per_s``, ``copy_start_s`` and ``copy_bytes_per_s``.
     """
-    one, copied = torch.ones(1, device=device), _many(COPIED, device)
-    latency = _fastest(partial(way.all_reduce, one, ranks), device, 30 // tries, tries)
-    rate = _bytes_per_s(way, ranks, device, min(tries, 6))
-    start = _fastest(one.clone, device, 100)
-    copy = _fastest(partial(torch.empty_like(copied).copy_, copied), device, 2)
-    return latency, rate, start, copied.nbytes / copy
+    scalar, buffer = torch.ones(1, device=device), _ones_of_bytes(COPY_BYTES, device)
+    latency = _best_seconds(
+        partial(transport.all_reduce, scalar, ranks), device, 30 // tries, tries
+    )
+    rate = _bytes_per_s(transport, ranks, device, min(tries, 6))
+    start = _best_seconds(scalar.clone, device, 100)
+    copy = _best_seconds(partial(torch.empty_like(buffer).copy_, buffer), device, 2)
+    return latency, rate, start, buffer.nbytes / copy
 
 
 def _bytes_per_s(way: Transport, ranks: Ranks, device: torch.device, tries: int) -> float:
     """Return the bytes that a rank sends in a second in an all-gather of large parts by ``way``."""
     n = len(ranks)
-    x = _many(SIZES[-1] // n, device)
+    x = _ones_of_bytes(SIZES[-1] // n, device)
     gather = partial(way.all_gather_into_tensor, x, 0, [len(x)] * n, ranks)
-    return x.nbytes * (n - 1) / _fastest(gather, device, 6 // tries, tries)
+    return x.nbytes * (n - 1) / _best_seconds(gather, device, 6 // tries, tries)
 
 
-def _many(nbytes: int, device: torch.device) -> Tensor:
+def _ones_of_bytes(nbytes: int, device: torch.device) -> Tensor:
     return torch.ones(nbytes // torch.float32.itemsize, device=device)
 
 
-def _fastest(call: Callable[[], object], device: torch.device, count: int, tries: int = 3) -> float:
+def _best_seconds(
+    call: Callable[[], object], device: torch.device, count: int, tries: int = 3
+) -> float:
     """Return the seconds of one ``call()``: the mean of ``count`` calls, the best of ``tries``.
 
     The number of calls is the same on every rank, since ``call`` may be a collective.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_LITTLE = 0.25  # processors; the background work of a quiet host stays below
+_NEGLIGIBLE_LOAD = 0.25  # processors; the background work of a quiet host stays below
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def others_disturb(host: Usage, processes: list[float]) -> bool:
     if host.host is None or host.clock <= 0:
         return False
     idle = (os.cpu_count() or 1) - len(processes)  # processors that the ranks leave to others
-    return (host.host - sum(processes)) / host.clock > max(_LITTLE, idle)
+    return (host.host - sum(processes)) / host.clock > max(_NEGLIGIBLE_LOAD, idle)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ... import whole_files
 
-_OTHERS_WRITE = 0o002
+_OTHERS_MAY_WRITE = 0o002
 _MOST_BYTES = 4 << 20
 
 
@@ -27,7 +27,7 @@ def folder() -> Path:
     return Path(root if os.path.isabs(root) else os.devnull) / "consistent"
 
 
-def may_keep(path: Path) -> bool:
+def can_write(path: Path) -> bool:
     """Return whether the file ``path`` may be stored in its folder.
 
     The folder must be the user's own and writable; it is made if it does not exist.
@@ -44,16 +44,18 @@ def is_own_folder(path: Path) -> bool:
     It is not if others may write in it, or may rename it because they may write in its parent.
     """
     with contextlib.suppress(OSError):
-        link, found, above = os.lstat(path), os.stat(path), os.stat(path.parent)
+        link, status, parent_status = os.lstat(path), os.stat(path), os.stat(path.parent)
         # In a folder that others may write in, only its sticky bit keeps them from renaming this
         # one.
-        replaceable = above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX
-        is_mine = link.st_uid in (os.geteuid(), 0) and _is_own(found)
-        return is_mine and stat.S_ISDIR(found.st_mode) and not replaceable
+        replaceable = (
+            parent_status.st_mode & _OTHERS_MAY_WRITE and not parent_status.st_mode & stat.S_ISVTX
+        )
+        is_mine = link.st_uid in (os.geteuid(), 0) and _is_own(status)
+        return is_mine and stat.S_ISDIR(status.st_mode) and not replaceable
     return False
 
 
-def in_the_way(path: Path) -> Path | None:
+def foreign_path(path: Path) -> Path | None:
     """Return the folder or file of another user that prevents the use of ``path``; None if none."""
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
@@ -72,10 +74,10 @@ def read(path: Path) -> bytes | None:
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
             return None
-        with os.fdopen(os.open(path, _FLAGS | os.O_RDONLY), "rb") as file:
+        with os.fdopen(os.open(path, _OPEN_FLAGS | os.O_RDONLY), "rb") as file:
             # Of the open file: checked by its path, it could be replaced before it is opened.
-            found = os.fstat(file.fileno())
-            if _is_own(found) and stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:
+            status = os.fstat(file.fileno())
+            if _is_own(status) and stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:
                 return file.read()
     return None
 
@@ -86,7 +88,7 @@ def write(path: Path, text: bytes) -> None:
     Raises:
         OSError: the file cannot be written, or the folder is another user's.
     """
-    if not may_keep(path):
+    if not can_write(path):
         raise PermissionError(f"{path.parent} is not this user's to write in")
     whole_files.write(path, text, own=True)
 
@@ -97,20 +99,20 @@ def append(path: Path, text: bytes) -> None:
     Raises:
         OSError: the file cannot be written, or is another user's.
     """
-    if not may_keep(path):
+    if not can_write(path):
         raise PermissionError(f"{path.parent} is not this user's to write in")
-    flags = _FLAGS | os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    flags = _OPEN_FLAGS | os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, flags, 0o644), "ab") as file:
-        found = os.fstat(file.fileno())
-        if not (_is_own(found) and stat.S_ISREG(found.st_mode)):
+        status = os.fstat(file.fileno())
+        if not (_is_own(status) and stat.S_ISREG(status.st_mode)):
             raise PermissionError(f"{path} is not this user's")
         file.write(text)
 
 
-def _is_own(found: os.stat_result) -> bool:
+def _is_own(status: os.stat_result) -> bool:
     # Root's files count as the user's own: root could change any file anyway.
-    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _OTHERS_WRITE
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_MAY_WRITE
 
 
 # O_NONBLOCK: opening a pipe without another end would block.
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ...comm import Link
-from ...readable import readable
+from ...readable import escape_invisible
 from . import own_files
 
 MESSAGES = "messages"  # stands for the device in the table of ranks that share no memory
@@ -70,11 +70,11 @@ class Table:
 
         ``move`` is its name, ``nbytes`` the size of the logical tensor.
         """
-        above = self.messages_above.get(row(move, dtype))
+        above = self.messages_above.get(row_key(move, dtype))
         return above is not None and nbytes > above
 
 
-def row(move: str, dtype: torch.dtype) -> str:
+def row_key(move: str, dtype: torch.dtype) -> str:
     """Return the key in ``messages_above`` of the collective ``move`` for a dtype.
 
     It is ``"all_reduce"`` for float32 and ``"all_reduce narrow"`` for bfloat16.
@@ -82,7 +82,7 @@ def row(move: str, dtype: torch.dtype) -> str:
     return move + " narrow" if dtype in NARROW else move
 
 
-def processors() -> str:
+def cpu_device_name() -> str:
     """Return the device name under which tables for CPU tensors are stored: "16 processors"."""
     return f"{os.cpu_count()} processors"
 
@@ -93,9 +93,9 @@ def path(ranks: int, device: str) -> Path:
     return own_files.folder() / "-".join(name.replace("/", " ").split())
 
 
-def kept(ranks: int, device: str) -> Table | None:
+def load_stored(ranks: int, device: str) -> Table | None:
     """Return the table stored for ``ranks`` ranks on devices called ``device``, or None."""
-    return _read(own_files.read(path(ranks, device)))
+    return _parse_table(own_files.read(path(ranks, device)))
 
 
 def load(ranks: int, device: str) -> Table | None:
@@ -104,21 +104,23 @@ def load(ranks: int, device: str) -> Table | None:
     It is the stored table. If none can be stored, it is the built-in table, because measuring at
     each start would be slow.
     """
-    found, file = kept(ranks, device), path(ranks, device)
-    if found is not None:
-        return found
+    stored_table, file = load_stored(ranks, device), path(ranks, device)
+    if stored_table is not None:
+        return stored_table
     # Another user's file in that place cannot be replaced, and measuring at each start is slow.
-    may_measure = own_files.may_keep(file) and (not os.path.lexists(file) or _is_mine(file))
-    if not may_measure and (other := own_files.in_the_way(file)) is not None:
-        _warn(readable(str(other)))
+    may_measure = own_files.can_write(file) and (
+        not os.path.lexists(file) or _is_owned_by_user(file)
+    )
+    if not may_measure and (foreign_path := own_files.foreign_path(file)) is not None:
+        _warn_foreign_path(escape_invisible(str(foreign_path)))
     return None if may_measure else Table()
 
 
 @lru_cache(maxsize=8)
-def _warn(other: str) -> None:
+def _warn_foreign_path(foreign_path: str) -> None:
     """Warn, once in a process, that another user's file or folder is in the way."""
     warnings.warn(
-        f"{other} is another user's, or others may write in it.\n"
+        f"{foreign_path} is another user's, or others may write in it.\n"
         "  What was measured of messages between ranks is neither read nor kept there, and times "
         "that are built in are used.\n"
         "  Set XDG_CACHE_HOME to a folder of your own, or `chmod o-w` it.",
@@ -126,32 +128,32 @@ def _warn(other: str) -> None:
     )
 
 
-def _is_mine(file: Path) -> bool:
+def _is_owned_by_user(file: Path) -> bool:
     with contextlib.suppress(OSError):
         return os.lstat(file).st_uid == os.geteuid()
     return False
 
 
-def _read(text: bytes | None) -> Table | None:
+def _parse_table(text: bytes | None) -> Table | None:
     """Parse the content of a file as a table; return None if it is anything else."""
     with contextlib.suppress(ValueError, AttributeError, RecursionError):
-        kept = json.loads(text or b"")
+        values = json.loads(text or b"")
         # A file of another version of this library has other fields or names: measured again.
-        if kept.keys() == {each.name for each in fields(Table)} and _fits(kept):
-            return Table(**kept)
+        if values.keys() == {each.name for each in fields(Table)} and _has_valid_values(values):
+            return Table(**values)
     return None
 
 
-def _fits(kept: dict[str, Any]) -> bool:
-    sizes = [kept["one_shot"], kept["one_shot_narrow"], *kept["messages_above"].values()]
-    seconds = [kept["latency_s"], kept["bytes_per_s"]]
-    seconds += [x for x in (kept["copy_start_s"], kept["copy_bytes_per_s"]) if x is not None]
+def _has_valid_values(values: dict[str, Any]) -> bool:
+    sizes = [values["one_shot"], values["one_shot_narrow"], *values["messages_above"].values()]
+    seconds = [values["latency_s"], values["bytes_per_s"]]
+    seconds += [x for x in (values["copy_start_s"], values["copy_bytes_per_s"]) if x is not None]
     return (
         # `type(n) is int`: isinstance would accept a bool.
         all(type(n) is int and n >= 0 for n in sizes)
         and all(type(x) in (int, float) and 0 < x < math.inf for x in seconds)
-        and isinstance(kept["hosts"], str)
-        and all(name.removesuffix(" narrow") in MOVES for name in kept["messages_above"])
+        and isinstance(values["hosts"], str)
+        and all(name.removesuffix(" narrow") in MOVES for name in values["messages_above"])
     )
 
 

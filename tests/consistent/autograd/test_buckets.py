@@ -115,9 +115,9 @@ def _check_overlap() -> None:
 def test_reductions_start_before_backward_ends_and_are_few(rank: int) -> None:
     """Twelve B weights of 1.2 MB in buckets of 1 and 25 MB: the first goes before backward ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "AT_ONCE_BYTES", 1 << 60)
+        patch.setattr(buckets, "SHARED_ALONE_BYTES", 1 << 60)
         patch.setattr(buckets, "_share_memory", lambda *_: False)
-        patch.setattr(buckets._state, "before", {})  # as in the first backward of a process
+        patch.setattr(buckets._state, "last_nbytes", {})  # as in the first backward of a process
         _check_overlap()
 
 
@@ -126,7 +126,7 @@ def _same_with_limits(rank: int, first: int, later: int, at_once: int) -> None:
         patch.setattr(buckets, "FIRST_BUCKET_BYTES", first)
         patch.setattr(buckets, "BUCKET_BYTES", later)
         patch.setattr(buckets, "SHARED_BUCKET_BYTES", later)
-        patch.setattr(buckets, "AT_ONCE_BYTES", at_once)
+        patch.setattr(buckets, "SHARED_ALONE_BYTES", at_once)
         for function in (
             leaf_used_often,
             _accumulate,

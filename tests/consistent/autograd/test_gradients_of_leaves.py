@@ -619,7 +619,12 @@ def _differences(
     found = {}
     for function, how in cases:
         with pytest.MonkeyPatch.context() as patch:
-            names = ("FIRST_BUCKET_BYTES", "BUCKET_BYTES", "SHARED_BUCKET_BYTES", "AT_ONCE_BYTES")
+            names = (
+                "FIRST_BUCKET_BYTES",
+                "BUCKET_BYTES",
+                "SHARED_BUCKET_BYTES",
+                "SHARED_ALONE_BYTES",
+            )
             for name, size in zip(names, HOW[how], strict=True):
                 patch.setattr(buckets, name, size)
             patch.setattr(sys.modules[__name__], "LAYOUTS", distinct(LAYOUTS, ranks))

@@ -63,7 +63,7 @@ def _samples(rank: int, ranks: int, cases: dict[str, Case]) -> list[str]:
     warnings.simplefilter("ignore")
     placement, wrong = Placement("cpu", range(ranks)), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "AT_ONCE_BYTES", 1)
+        patch.setattr(buckets, "SHARED_ALONE_BYTES", 1)
         patch.setattr(suite_cases, "LAYOUTS", ((B, S(0)),))
         patch.setattr(suite_cases, "_modules", lambda: cases)
         patch.setattr(suite_cases, "_module_samples", lambda name: cases[name].samples)
@@ -118,11 +118,11 @@ def _one_row(rank: int, name: str, at_once: int, plan: Any = "data") -> list[tup
     _loss(plain(x)).backward()
     placement = Placement("cpu", [0, 1])
     consistent.parallelize(ours, placement, plan)
-    before, buckets.AT_ONCE_BYTES = buckets.AT_ONCE_BYTES, at_once
+    before, buckets.SHARED_ALONE_BYTES = buckets.SHARED_ALONE_BYTES, at_once
     try:
         _loss(ours(consistent.distribute(x, placement, S(dim)))).backward()
     finally:
-        buckets.AT_ONCE_BYTES = before
+        buckets.SHARED_ALONE_BYTES = before
     pairs = zip(plain.named_parameters(), ours.parameters(), strict=True)
     return [(key, float((a.grad - b.grad.full()).abs().max())) for (key, a), b in pairs]  # type: ignore
 

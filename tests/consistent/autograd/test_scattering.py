@@ -99,7 +99,7 @@ def _in_flight(rank: int, act: Callable[[nn.Module], None], only: int | None) ->
 
     def hook(module: nn.Module, *_: Any) -> None:
         if only is None or rank == only:
-            seen.append(bool(scattering._state.waiting or scattering._state.flying))
+            seen.append(bool(scattering._state.waiting or scattering._state.in_flight))
             act(module)
 
     given = _gradients(hook, act)
@@ -114,7 +114,7 @@ def _gradients(hook: Any, act: Any) -> dict[str, Any]:
         model.layers[0].register_full_backward_hook(hook)  # type: ignore[index, union-attr]
     for _ in range(2):
         _loss(model, tokens, labels).backward()
-    assert not scattering._state.flying and not scattering._state.waiting
+    assert not scattering._state.in_flight and not scattering._state.waiting
     return {name: p.grad.full() for name, p in model.named_parameters()}  # type: ignore[union-attr]
 
 
@@ -196,7 +196,7 @@ def _raises(rank: int) -> None:
     handle = model.layers[0].register_full_backward_hook(stop)  # type: ignore[index, union-attr]
     with pytest.raises(ValueError, match="stop"):
         _loss(model, tokens, labels).backward()
-    assert not scattering._state.flying
+    assert not scattering._state.in_flight
     handle.remove()
     model.zero_grad()
     _loss(model, tokens, labels).backward()

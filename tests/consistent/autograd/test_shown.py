@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consistent import B, P, Placement, S, TensorSpec
-from consistent.autograd.shown import _addends_of
+from consistent.autograd.shown import _common_partial_spec
 from consistent.boxing.plan import boxing_bytes
 
 ENTRIES = (B, P, S(0), S(1))
@@ -24,6 +24,6 @@ def test_nothing_is_sent_to_show_a_gradient(shape: tuple[int, ...]) -> None:
         for sbp in product(ENTRIES, repeat=len(shape))
     ]
     for pair in combinations_with_replacement(specs, 2):
-        found = _addends_of(pair)
+        found = _common_partial_spec(pair)
         assert not any(boxing_bytes(spec, found) for spec in pair), (pair, found)
         assert found is pair[0] or pair[0] is not pair[1]

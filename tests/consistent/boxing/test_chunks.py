@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from consistent.boxing.chunks import cut, worth
+from consistent.boxing.chunks import affordable_chunks, cut_into_chunks
 from consistent.spec import B, NdSbp, P, Placement, S, TensorSpec
 
 # (grid, src, dst)
@@ -40,7 +40,7 @@ def test_each_rank_has_the_rows_that_the_spec_of_a_chunk_says(
     for rows, count in itertools.product(range(12), range(1, 6)):
         before, after = _specs(rows, grid, src, dst)
         for at in itertools.product(*map(range, grid)):
-            chunks = cut(before, after, count, at)
+            chunks = cut_into_chunks(before, after, count, at)
             for side, name in ((before, "src"), (after, "dst")):
                 seen: list[int] = []
                 for chunk in chunks:
@@ -57,7 +57,7 @@ def test_a_row_is_in_the_same_chunk_at_the_same_place_before_and_after(
 ) -> None:
     before, after = _specs(11, grid, src, dst)
     for at in itertools.product(*map(range, grid)):
-        for chunk in cut(before, after, 3, at):
+        for chunk in cut_into_chunks(before, after, 3, at):
             fine = before if len(chunk.src_rows) == 1 else after
             other, places = (after, chunk.dst_rows) if fine is before else (before, chunk.src_rows)
             small, wide = (chunk.src, chunk.dst) if fine is before else (chunk.dst, chunk.src)
@@ -71,12 +71,12 @@ def test_a_row_is_in_the_same_chunk_at_the_same_place_before_and_after(
 
 def test_rows_that_come_from_afar_are_not_cut() -> None:
     src, dst = _specs(8, (2, 2), (S(0), S(0)), (B, S(0)))
-    assert len(cut(src, dst, 4, (0, 0))) == 1
+    assert len(cut_into_chunks(src, dst, 4, (0, 0))) == 1
 
 
 def test_no_chunk_is_empty() -> None:
     src, dst = _specs(2, (3,), (P,), (B,))
-    assert [chunk.src.shape[0] for chunk in cut(src, dst, 5, (0,))] == [1, 1]
+    assert [chunk.src.shape[0] for chunk in cut_into_chunks(src, dst, 5, (0,))] == [1, 1]
 
 
 def test_chunks_are_worth_it_while_sending_one_takes_much_longer_than_to_begin() -> None:
@@ -84,5 +84,5 @@ def test_chunks_are_worth_it_while_sending_one_takes_much_longer_than_to_begin()
     found = []
     for rows in (16, 1 << 18, 1 << 20, 1 << 21):
         ends = [TensorSpec.of(placement, (e,), (rows, 1), torch.float32) for e in (P, B)]
-        found.append(worth(ends[0], ends[1], 4, 285_000))
+        found.append(affordable_chunks(ends[0], ends[1], 4, 285_000))
     assert found == [1, 1, 3, 4]

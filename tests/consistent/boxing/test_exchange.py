@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from consistent.boxing.exchange import exchange
 from consistent.boxing.plan import plan, plan_bytes, total_sent
-from consistent.boxing.steps import Exchange, show
+from consistent.boxing.steps import Exchange, plan_text
 from consistent.movement.boxed import box
 from consistent.movement.check_mode import check_mode
 from consistent.movement.run import run
 from consistent.movement.world import whole_on_world
-from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec, may_be
+from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec, fits_dtype
 from mirrored import counting
 from tests.ranks import ALL, RankError, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
@@ -88,7 +88,7 @@ def cases(a, b, sizes) -> list[tuple[TensorSpec, TensorSpec]]:
 )  # fmt: skip
 def test_plan_reduces_on_the_source_and_spreads_on_the_target(a, src, b, dst, line):
     near, far = on(a, src, LARGE), on(b, dst, LARGE)
-    assert show(near.sbp, plan(near, far)) == line
+    assert plan_text(near.sbp, plan(near, far)) == line
 
 
 def test_each_part_comes_from_one_rank_and_from_oneself_first():
@@ -309,7 +309,7 @@ def test_any_kind_of_partial_between_any_placements(pair):
 )
 @pytest.mark.parametrize("sbp", [B, S(0), P, P(max), P(min)], ids=str)
 def test_every_dtype_travels(dtype, sbp):
-    if not may_be(sbp, dtype):
+    if not fits_dtype(sbp, dtype):
         return
     full = whole_numbers(SMALL, dtype)
     src, dst = on([0, 1, 2], sbp, dtype=dtype), on([3, 1], S(1), dtype=dtype)

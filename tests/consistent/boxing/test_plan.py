@@ -13,9 +13,9 @@ from consistent.boxing.plan import (
     boxing_seconds,
     plan,
     plan_bytes,
-    plan_cost,
+    plan_seconds,
 )
-from consistent.boxing.steps import Exchange, Move, show
+from consistent.boxing.steps import Exchange, Move, plan_text
 from consistent.spec import B, P, Placement, S, TensorSpec
 from tests.strategies import spec_pairs
 
@@ -33,7 +33,7 @@ def spec(sbp, shape=SMALL, placement=None, dtype=torch.float32) -> TensorSpec:
 
 def planned(src, dst, shape=SMALL, placement=None) -> str:
     a = spec(src, shape, placement)
-    return show(a.sbp, plan(a, spec(dst, shape, placement)))
+    return plan_text(a.sbp, plan(a, spec(dst, shape, placement)))
 
 
 def test_nothing_to_do_is_an_empty_plan():
@@ -172,7 +172,7 @@ def test_a_plan_costs_what_its_moves_cost():
     src, dst = spec((S(0), P)), spec((B, B))
     moves = plan(src, dst)
     assert boxing_bytes(src, dst) == plan_bytes(moves) == sum(m.nbytes for m in moves) > 0
-    assert boxing_seconds(src, dst) == plan_cost(moves) == sum(m.seconds for m in moves) > 0
+    assert boxing_seconds(src, dst) == plan_seconds(moves) == sum(m.seconds for m in moves) > 0
 
 
 def test_latency_counts_for_small_tensors_and_bytes_for_large():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consistent.boxing.steps import KINDS, Move, kind_of, show
+from consistent.boxing.steps import KINDS, Move, kind_of, plan_text
 from consistent.spec import EXTREMES, B, P, S, dual
 
 TRANSPOSES = {
@@ -50,4 +50,7 @@ def test_extremes_move_as_sums_do_but_b_is_kept_by_all(kind):
 
 def test_plan_shows_the_state_between_moves():
     moves = [Move(1, P, B, "all_reduce", 8), Move(0, S(0), B, "all_gather", 8)]
-    assert show((S(0), P), moves) == "(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B, B)"
+    assert (
+        plan_text((S(0), P), moves)
+        == "(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B, B)"
+    )

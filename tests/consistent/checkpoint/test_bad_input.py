@@ -283,14 +283,16 @@ def _cannot_finish(rank: int, folder: str, wait: bool) -> None:
     assert rank or names == [".in-use", "step-00000001"]
 
 
-@pytest.mark.parametrize("step", ["check_alike", "_reduced", "data_of", "write_part", "complete"])
+@pytest.mark.parametrize(
+    "step", ["check_equal_contents", "_to_saved_layout", "data_of", "write_part", "complete"]
+)
 def test_an_interrupt_at_a_step_of_a_save_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     _nothing_is_left_if(step, tmp_path, monkeypatch, wait=True)
 
 
-@pytest.mark.parametrize("step", ["_copies", "Background"])
+@pytest.mark.parametrize("step", ["_copies", "BackgroundSave"])
 def test_an_interrupt_before_a_save_runs_in_the_background_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -304,7 +306,7 @@ def _nothing_is_left_if(
         def __call__(self, *_: object) -> None:
             raise KeyboardInterrupt
 
-        of = __call__
+        copy = __call__
 
     checkpoint.save(folder, x=torch.ones(2), step=1)
     monkeypatch.setattr(sys.modules["consistent.checkpoint.save"], step, Interrupts())

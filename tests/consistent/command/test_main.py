@@ -89,7 +89,7 @@ def _way_of_gpus(rank: int, make: Any, wanted: bool, hosts: tuple[str, str]) -> 
         for ranks in (2, 3):
             table.save(table.Table(), ranks, "cpu")
         transport = SymmetricMemory(SharedMemory(TorchDist()), "cpu", 4096, make)
-        return info._way_of_gpus(transport, (0, 1), wanted, hosts, "cpu")
+        return info._gpu_transport_text(transport, (0, 1), wanted, hosts, "cpu")
 
 
 def test_info_says_why_gpus_do_not_read_each_others_memory() -> None:
@@ -100,11 +100,13 @@ def test_info_says_why_gpus_do_not_read_each_others_memory() -> None:
     for given, words in says.items():
         for said in pool(2).run(_way_of_gpus, *given, ("here", "here")):
             assert said.endswith(words)
-    assert info._way_of_gpus(current(), (0,), False, ("here",)).endswith(
+    assert info._gpu_transport_text(current(), (0,), False, ("here",)).endswith(
         f"{SWITCH}=0 is set on some rank"
     )
-    assert "the ranks are on 2 hosts" in info._way_of_gpus(current(), (0,), True, ("a", "b"))
-    assert "the process group has no NCCL; not sym" in info._way_of_gpus(current(), (0,), True, ())
+    assert "the ranks are on 2 hosts" in info._gpu_transport_text(current(), (0,), True, ("a", "b"))
+    assert "the process group has no NCCL; not sym" in info._gpu_transport_text(
+        current(), (0,), True, ()
+    )
 
 
 def test_what_is_slow_is_told_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,15 +130,15 @@ def test_what_is_slow_is_told_with_what_to_set(monkeypatch: pytest.MonkeyPatch) 
 def _of_table(rank: int, folder: str, latency_s: float) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
-        table.save(table.Table(latency_s=latency_s), 2, table.processors())
-        return slow._table()
+        table.save(table.Table(latency_s=latency_s), 2, table.cpu_device_name())
+        return slow._table_warning()
 
 
 def test_a_table_that_was_measured_beside_other_work_is_told(tmp_path: Path) -> None:
     assert pool(2).run(_of_table, str(tmp_path), 5e-6) == [[], []]
     (said, _) = pool(2).run(_of_table, str(tmp_path), 6.4e-3)
     assert "counts 6,400 us" in said[0] and "--nproc_per_node 2 -m mirrored.tr" in said[0]
-    assert not slow._table()  # one rank sends nothing
+    assert not slow._table_warning()  # one rank sends nothing
 
 
 def test_bench_prints_times_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_graphs_beyond_a_number_run_op_by_op(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_program_that_is_dropped_leaves_no_source() -> None:
     sources: Any = importlib.import_module("torch.fx.graph_module")
     program = consistent.compile(_longer, backend="ops", fullgraph=True)
-    program._most, x, seen = 2, torch.arange(6.0), []
+    program._max_programs, x, seen = 2, torch.arange(6.0), []
     for times in range(1, 7):
         for _ in range(3):
             program(x, times)

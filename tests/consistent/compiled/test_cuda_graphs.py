@@ -17,8 +17,8 @@ from torch.fx import Graph, GraphModule
 import consistent
 from consistent import B, Placement, S
 from consistent.compiled import cuda_graphs
-from consistent.compiled.cuda_graphs.cut import cut
-from consistent.compiled.cuda_graphs.replayed import MOST
+from consistent.compiled.cuda_graphs.cut import split_into_steps
+from consistent.compiled.cuda_graphs.replayed import MAX_CAPTURES
 from consistent.compiled.opaque import MESSAGE
 from tests.consistent.compiled.recorded_graphs import RecordedGraphs
 from tests.consistent.compiled.steps import beside
@@ -61,7 +61,7 @@ def test_training(plan: str, ranks: int) -> None:
         assert stretches > 1, "messages cut"
         # An input that lay where it lay in the call before, by chance, and moves later, costs more.
         captures = done.count("capture")
-        assert captures % stretches == 0 and 0 < captures <= MOST * stretches, done
+        assert captures % stretches == 0 and 0 < captures <= MAX_CAPTURES * stretches, done
         assert done.count("replay") >= 3 * stretches
 
 
@@ -165,7 +165,7 @@ def test_cuts() -> None:
     drawn = _node(graph, _aten.rand_like.default, (item,), "cuda")
     host = _node(graph, _aten._to_copy.default, (drawn,), "cpu")
     graph.output((host,))
-    steps = cut(GraphModule(nn.Module(), graph), "cuda")
+    steps = split_into_steps(GraphModule(nn.Module(), graph), "cuda")
     found = [(step.kind, [n.name for n in step.nodes]) for step in steps]
     assert found == [
         ("host", [rate.name, more.name]),

@@ -14,7 +14,7 @@ from torch import nn
 
 import consistent
 from consistent import B, P, Placement, S
-from consistent.compiled.fused.worth import sum_wins
+from consistent.compiled.fused.worth import is_fused_sum_faster
 from tests.consistent.compiled.steps import beside
 from tests.ranks import ON_ONE_AXIS, on_ranks, pool
 from tests.twins import randn
@@ -319,7 +319,7 @@ def test_training_by_inductor() -> None:
 
 def test_what_wins_on_the_cpu_is_what_was_measured() -> None:
     def wins(ops: tuple[str, ...], kib: int, dtype: torch.dtype, one_by_one: bool = True) -> bool:
-        return sum_wins(
+        return is_fused_sum_faster(
             "all_reduce", ops, kib << 10, dtype, 2, "cpu", one_by_one=one_by_one, shared=True
         )
 
@@ -335,7 +335,7 @@ def test_what_wins_on_the_cpu_is_what_was_measured() -> None:
 def test_what_wins_on_cuda_follows_from_costs() -> None:
     def wins(kind: str, mib: int, ranks: int, ops: tuple = ("gelu",), **how: bool) -> bool:
         how = {"one_by_one": True, "shared": True, **how}
-        return sum_wins(kind, ops, mib << 20, torch.float32, ranks, "cuda", **how)
+        return is_fused_sum_faster(kind, ops, mib << 20, torch.float32, ranks, "cuda", **how)
 
     assert wins("reduce_scatter", 64, 8)
     assert wins("all_reduce", 1, 2)

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 import consistent
 from consistent import B, Placement, S
-from consistent.compiled.backends.graph_cache import _after_the_first
+from consistent.compiled.backends.graph_cache import _wait_for_first_compiler
 from tests.ranks import pool
 from tests.twins import randn
 
@@ -79,7 +79,7 @@ def _forked(compilation: Callable[[], Any]) -> int:
     child = os.fork()
     if not child:
         try:
-            with _after_the_first("graph"):
+            with _wait_for_first_compiler("graph"):
                 compilation()
             os._exit(0)
         finally:
@@ -94,7 +94,7 @@ def test_what_waits_for_a_compilation_goes_on_when_that_is_killed(
     began, begun = os.pipe()
     first = _forked(lambda: (os.write(begun, b"."), time.sleep(60)))
     os.read(began, 1)
-    with _after_the_first("another graph"):
+    with _wait_for_first_compiler("another graph"):
         pass
     second = _forked(lambda: None)
     time.sleep(0.1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from consistent.compiled.guards import _sharing
+from consistent.compiled.guards import _memory_sharing
 from consistent.compiled.memory import MemoryTable
 
 PARTS = st.lists(
@@ -41,7 +41,7 @@ def test_what_overlaps_shares_memory_and_what_lies_apart_does_not(parts: list) -
         base = memories[memory].view(dtype)
         tensors.append(base.as_strided(sizes, strides, min(offset, base.numel() - 21)))
     where = [(part[0], _bytes_of(x)) for part, x in zip(parts, tensors, strict=True)]
-    found = _sharing(tensors)
+    found = _memory_sharing(tensors)
     for i, (memory, own) in enumerate(where):
         others = [(j, w) for j, (m, w) in enumerate(where) if m == memory and j != i and own and w]
         assert all(found[i] == found[j] for j, there in others if own & there)

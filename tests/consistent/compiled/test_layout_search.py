@@ -253,7 +253,7 @@ def test_what_the_chooser_meets_every_rank_raises(rank: int) -> None:
     step, _ = chain(48, 60)()
     made = consistent.compile(step, backend="ops", layouts="auto")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "chosen", broken)
+        patch.setattr(trial, "choose_layouts", broken)
         with pytest.raises(RuntimeError, match="(?s)layouts are chosen by rank 0.*no solver"):
             for each in batches(72, 48):
                 made(*each)

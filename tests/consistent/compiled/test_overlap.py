@@ -133,10 +133,10 @@ def _by_inductor(rank: int, blocks: int, memory: int | None, rows: int) -> None:
     made = beside(step, given, "inductor", overlap=True, memory=memory)
     program = made.programs[0].program
     with MonkeyPatch.context() as patch:
-        patch.setattr(opaque, "_watched", lambda number: nullcontext(sent.append(number)))
+        patch.setattr(opaque, "_observed_call", lambda number: nullcontext(sent.append(number)))
         made(*given[-1])
     graphs = [segment.graph.graph for segment in program.segments]
-    nodes = [node for graph in graphs for node in graph.nodes if node.target in opaque.ORDERED]
+    nodes = [node for graph in graphs for node in graph.nodes if node.target in opaque.ORDERED_OPS]
     assert sent == [node.args[1] for node in nodes] and len(sent) > 8
 
 
@@ -161,8 +161,8 @@ def test_results_of_one_buffer_are_copied_once_the_side_stream_has_made_them() -
     call = opaque.OpaqueCall("late", lambda xs: results, tuple(map(opaque.shape_of, results)))
     done: Future[list[torch.Tensor]] = Future()
     done.set_result(results)
-    with opaque.known({call.number: call}):
-        opaque._thread.started[0] = done, Late()  # type: ignore[assignment]
+    with opaque.use_calls({call.number: call}):
+        opaque._state.started_messages[0] = done, Late()  # type: ignore[assignment]
         given = opaque.wait_message([torch.zeros(1)], call.number, 0)
     assert [x.tolist() for x in given] == [[1.0] * 2, [1.0] * 3]
     assert joined == [x.data_ptr() for x in results], "their memory is held for the program"

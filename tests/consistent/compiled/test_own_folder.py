@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from consistent.compiled.backends.own_folder import SETTING, use_own_folder
+from consistent.compiled.backends.own_folder import CACHE_DIR_VARIABLE, use_own_folder
 
 
 def make(kind: str, folder: Path) -> None:
@@ -41,20 +41,20 @@ def test_a_folder_of_others_is_not_used(
     folder = tmp_path / "users" / "cache"
     folder.parent.mkdir()
     make(kind, folder)
-    monkeypatch.setenv(SETTING, str(folder))
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(folder))
     with pytest.warns(UserWarning, match="where torch keeps compiled code, is not a folder of"):
         use_own_folder()
-    own = Path(os.environ[SETTING])
+    own = Path(os.environ[CACHE_DIR_VARIABLE])
     assert own != folder and stat.S_IMODE(own.stat().st_mode) == 0o700
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         use_own_folder()
-    assert os.environ[SETTING] == str(own)
+    assert os.environ[CACHE_DIR_VARIABLE] == str(own)
 
 
 def test_the_users_own_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SETTING, str(tmp_path / "cache"))  # which torch makes
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "cache"))  # which torch makes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         use_own_folder()
-    assert os.environ[SETTING] == str(tmp_path / "cache")
+    assert os.environ[CACHE_DIR_VARIABLE] == str(tmp_path / "cache")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consistent.cost_model.built_in import BUILT_IN, uniform
+from consistent.cost_model.built_in import BUILT_IN, uniform_cost_model
 
 
 @pytest.mark.parametrize("device", sorted(BUILT_IN))
@@ -23,10 +23,10 @@ def test_seconds_are_latency_and_bytes_over_bandwidth(device):
 
 def test_the_short_figures_are_those_that_were_given():
     figures = {"latency": 3e-5, "bandwidth": 2e9, "overhead": 1e-6, "memory": 1e10, "python": 7e-5}
-    made = uniform("cpu", **figures, flops=5e10)
+    made = uniform_cost_model("cpu", **figures, flops=5e10)
     for name, value in figures.items():
         assert getattr(made, name) == pytest.approx(value, rel=1e-12), name
-    assert uniform("cuda", **figures, flops=5e10).python == 0.0
+    assert uniform_cost_model("cuda", **figures, flops=5e10).python == 0.0
 
 
 def test_a_built_in_message_takes_as_long_between_any_ranks():

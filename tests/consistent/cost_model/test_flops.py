@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from consistent import placement
-from consistent.auto.machines.op_count import works
+from consistent.auto.machines.op_count import record_works
 from consistent.layout_problem.costs import flops_of
 from consistent.nn.planners.layout_search.record import record
 
@@ -58,7 +58,7 @@ def test_names_of_ops_and_functions_of_aten_lead_to_equal_flops(name):
     run, *given = CASES[name]
     program = record(Two(run), Two(run), placement("cpu", [0]), tuple(given), {})
     by_name = sum(flops_of(op.call) for op in program.ops)
-    assert by_name == sum(work.flops for work in works(lambda: run(*given)))
+    assert by_name == sum(work.flops for work in record_works(lambda: run(*given)))
     with FlopCounterMode(display=False) as counter:
         run(*given)
     assert by_name == counter.get_total_flops() or name in NOT_COUNTED

@@ -20,14 +20,20 @@ def test_a_share_is_what_the_spec_says(sbp) -> None:
         spec = TensorSpec.of(GRID, sbp, (count, 4), torch.float32)
         for at in itertools.product(range(2), range(3)):
             starts, sizes = spec.region(at)
-            assert Share.at(at, GRID, sbp).of(count) == (starts[0], sizes[0])
+            assert Share.for_coordinate(at, GRID, sbp).start_and_size(count) == (
+                starts[0],
+                sizes[0],
+            )
 
 
 def test_ranks_that_read_the_same_have_the_same_index() -> None:
-    shares = {at: Share.at(at, GRID, (B, S(0))) for at in itertools.product(range(2), range(3))}
+    shares = {
+        at: Share.for_coordinate(at, GRID, (B, S(0)))
+        for at in itertools.product(range(2), range(3))
+    }
     assert [share.index for share in shares.values()] == [0, 1, 2, 0, 1, 2]
 
 
 def test_an_empty_share_reads_one_item_that_does_not_count() -> None:
-    assert Share(((3, 2),)).take(["a", "b"]) == (["a"], 0)
-    assert Share(((3, 1),)).take(["a", "b"]) == (["b"], 1)
+    assert Share(((3, 2),)).select(["a", "b"]) == (["a"], 0)
+    assert Share(((3, 1),)).select(["a", "b"]) == (["b"], 1)

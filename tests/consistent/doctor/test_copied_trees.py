@@ -95,7 +95,9 @@ def test_it_says_which_cuda_and_nccl_torch_is_built_for(
     # As for a torch with both, and no GPU.
     both = 'torch.version.cuda = "13.2"; torch.distributed.is_nccl_available = lambda: True'
     version = "torch.cuda.nccl.version = lambda: (2, 30, 7); torch.cuda.device_count = lambda: 0"
-    program = installation._LOADING.replace("consistent\n", f"consistent\n{both}; {version}\n")
+    program = installation._IMPORT_SCRIPT.replace(
+        "consistent\n", f"consistent\n{both}; {version}\n"
+    )
     path = tmp_path / "loading.py"
     path.write_text(program)
     ran = launch(path, ranks=1)

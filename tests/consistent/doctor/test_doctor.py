@@ -19,7 +19,7 @@ from consistent.command import main
 from consistent.doctor import installation, machine, network, self_test
 from consistent.doctor import main as doctor
 from consistent.doctor.finding import Finding
-from consistent.doctor.main import status
+from consistent.doctor.main import exit_status
 from tests.launch import Started
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def no_torch(patch: Patch) -> Iterable[Finding]:
 
 
 def two_packages(patch: Patch) -> Iterable[Finding]:
-    patch.setattr(installation, "troubles", lambda _: iter([Finding("two", "Uninstall one")]))
+    patch.setattr(installation, "conflicts", lambda _: iter([Finding("two", "Uninstall one")]))
     return installation._package()
 
 
@@ -57,13 +57,13 @@ def native_that_does_not_load(patch: Patch) -> Iterable[Finding]:
     error = "Traceback ...\nImportError: undefined symbol: _ZN2at\n  And what to do.\n"
     done = SimpleNamespace(returncode=1, stderr=error, stdout="")
     patch.setattr(installation.subprocess, "run", lambda *_, **__: done)
-    return installation._loads()
+    return installation._native_modules()
 
 
 def native_that_crashes(patch: Patch) -> Iterable[Finding]:
     done = SimpleNamespace(returncode=-11, stderr="", stdout="")
     patch.setattr(installation.subprocess, "run", lambda *_, **__: done)
-    return installation._loads()
+    return installation._native_modules()
 
 
 def no_compiler(patch: Patch) -> Iterable[Finding]:
@@ -109,7 +109,7 @@ def more_ranks_than_cores(patch: Patch) -> Iterable[Finding]:
 
 def container_of_one_core(patch: Patch) -> Iterable[Finding]:
     patch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    patch.setattr(machine, "_read", lambda path: "100000 100000")
+    patch.setattr(machine, "_read_text", lambda path: "100000 100000")
     patch.setenv("OMP_NUM_THREADS", "8")
     return machine._cores()
 
@@ -148,7 +148,7 @@ def little_memory_around_the_container(patch: Patch) -> Iterable[Finding]:
 
 
 def small_container(patch: Patch) -> Iterable[Finding]:
-    patch.setattr(machine, "_read", lambda path: str(1 << 30))
+    patch.setattr(machine, "_read_text", lambda path: str(1 << 30))
     return machine._memory()
 
 
@@ -174,11 +174,11 @@ def dead_ranks(patch: Patch) -> Iterable[Finding]:
     shared = Path(os.environ["XDG_CACHE_HOME"], "shm")
     shared.mkdir()
     space = os.stat("/proc/self/ns/pid").st_ino
-    alive = machine._started(os.getpid())
+    alive = machine._start_time(os.getpid())
     for pid, start in ((os.getpid(), alive), (os.getpid(), alive - 1), (2**22 + 1, 5)):
         (shared / f"consistent-{space}-{pid}-{start}-0123").write_bytes(b"\0" * 8192)
     patch.setattr(machine, "SHARED", shared)
-    return machine._left_behind()
+    return machine._dead_segments()
 
 
 def wrong_clock(patch: Patch) -> Iterable[Finding]:
@@ -192,40 +192,40 @@ def name_without_address(patch: Patch) -> Iterable[Finding]:
         raise socket.gaierror(-2, "Name or service not known")
 
     patch.setattr(network, "_addresses", unknown)
-    return network._name()
+    return network._host_name()
 
 
 def name_that_other_hosts_cannot_reach(patch: Patch) -> Iterable[Finding]:
     patch.setattr(network, "_addresses", lambda name: [(2, 1, 6, "", ("127.0.1.1", 0))])
     for name, value in (LAUNCHED | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}).items():
         patch.setenv(name, value)
-    return network._name()
+    return network._host_name()
 
 
 def server_that_does_not_answer(patch: Patch) -> Iterable[Finding]:
     patch.setattr(network.socket, "getaddrinfo", lambda *_: time.sleep(60))
     patch.setattr(network, "_LOOKUP_S", 0.1)
-    return network._name()
+    return network._host_name()
 
 
 def world_size_alone(patch: Patch) -> Iterable[Finding]:
-    return network._launch({"WORLD_SIZE": "2"})
+    return network._launch_variables({"WORLD_SIZE": "2"})
 
 
 def rank_alone(patch: Patch) -> Iterable[Finding]:
-    return network._launch({"RANK": "1", "MASTER_PORT": "29500", "WORLD_SIZE": ""})
+    return network._launch_variables({"RANK": "1", "MASTER_PORT": "29500", "WORLD_SIZE": ""})
 
 
 def without_address(patch: Patch) -> Iterable[Finding]:
-    return network._launch({**LAUNCHED, "MASTER_ADDR": ""})
+    return network._launch_variables({**LAUNCHED, "MASTER_ADDR": ""})
 
 
 def size_that_is_no_number(patch: Patch) -> Iterable[Finding]:
-    return network._launch(LAUNCHED | {"WORLD_SIZE": "two"})
+    return network._launch_variables(LAUNCHED | {"WORLD_SIZE": "two"})
 
 
 def rank_beyond_the_world(patch: Patch) -> Iterable[Finding]:
-    return network._launch(LAUNCHED | {"RANK": "2"})
+    return network._launch_variables(LAUNCHED | {"RANK": "2"})
 
 
 def no_such_interface(patch: Patch) -> Iterable[Finding]:
@@ -233,18 +233,18 @@ def no_such_interface(patch: Patch) -> Iterable[Finding]:
 
 
 def first_host_without_address(patch: Patch) -> Iterable[Finding]:
-    return network._meeting({"MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"})
+    return network._rendezvous({"MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"})
 
 
 def port_taken(patch: Patch) -> Iterable[Finding]:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
-        return list(network._meeting({"MASTER_PORT": str(other.getsockname()[1])}))
+        return list(network._rendezvous({"MASTER_PORT": str(other.getsockname()[1])}))
 
 
 def port_that_is_none(patch: Patch) -> Iterable[Finding]:
-    return network._meeting({"MASTER_PORT": "29500x"})
+    return network._rendezvous({"MASTER_PORT": "29500x"})
 
 
 TROUBLES = {
@@ -303,9 +303,11 @@ def test_a_planted_trouble_is_found_with_its_cure(
 
 @pytest.mark.parametrize("alone", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
 def test_a_variable_of_launchers_alone_makes_no_job_of_several_hosts(alone: str) -> None:
-    assert not network._several({alone: "2"})
-    assert not network._several(LAUNCHED) and not list(network._launch(LAUNCHED))
-    assert network._several(LAUNCHED | {"LOCAL_WORLD_SIZE": "1"})
+    assert not network._is_on_several_hosts({alone: "2"})
+    assert not network._is_on_several_hosts(LAUNCHED) and not list(
+        network._launch_variables(LAUNCHED)
+    )
+    assert network._is_on_several_hosts(LAUNCHED | {"LOCAL_WORLD_SIZE": "1"})
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "XDG_CACHE_HOME"])
@@ -326,7 +328,7 @@ def test_a_check_that_fails_does_not_keep_the_others_from_running(capsys: Any) -
     def broken() -> Iterable[Finding]:
         raise ZeroDivisionError("as planted")
 
-    first, last = doctor._each((broken, lambda: [Finding("the other one")]))
+    first, last = doctor._run_checks((broken, lambda: [Finding("the other one")]))
     assert "broken of the doctor itself failed: ZeroDivisionError: as planted" in first.said
     assert first.is_to_do and last.said == "the other one"
 
@@ -348,7 +350,7 @@ def test_ranks_that_fail_or_hang_are_ended(hangs: bool, monkeypatch: Patch, tmp_
             )
         return started[-1]
 
-    monkeypatch.setattr(self_test, "_start", start)
+    monkeypatch.setattr(self_test, "_start_rank", start)
     monkeypatch.setattr(self_test, "LIMIT_S", 1.0 if hangs else 60.0)
     bad = only(self_test.check())
     assert ("has not ended after 1 s" if hangs else "rank 1 of the self-test failed") in bad.said
@@ -357,11 +359,11 @@ def test_ranks_that_fail_or_hang_are_ended(hangs: bool, monkeypatch: Patch, tmp_
 
 def test_the_exit_status_tells_ranks_that_fail_from_what_is_to_be_done() -> None:
     well, bad = Finding("well"), Finding("not well", "mend it")
-    assert status({"machine": [well], "two ranks": [well]}) == 0
-    assert status({"machine": [bad], "two ranks": [well]}) == 1
-    assert status({"machine": [bad], "two ranks": [bad]}) == 2
+    assert exit_status({"machine": [well], "two ranks": [well]}) == 0
+    assert exit_status({"machine": [bad], "two ranks": [well]}) == 1
+    assert exit_status({"machine": [bad], "two ranks": [bad]}) == 2
     maybe = Finding("scipy is not installed", "pip install scipy", optional=True)
-    assert status({"installation": [maybe], "two ranks": [well]}) == 0
+    assert exit_status({"installation": [maybe], "two ranks": [well]}) == 0
 
 
 def test_it_is_a_command_and_refuses_other_words(capsys: Any) -> None:
@@ -387,10 +389,10 @@ def test_a_doctor_that_is_terminated_ends_its_ranks(tmp_path: Path) -> None:
     path = tmp_path / "doctor.py"
     path.write_text(
         "import os, sys; from consistent.doctor import self_test\n"
-        "start = self_test._start\n"
+        "start = self_test._start_rank\n"
         "def told(*given):\n"
         "    rank = start(*given); print(rank.pid, flush=True); return rank\n"
-        "self_test._start = told\n"
+        "self_test._start_rank = told\n"
         "list(self_test.check())\n"
     )
     doctor = Started(path)
@@ -402,6 +404,6 @@ def test_a_doctor_that_is_terminated_ends_its_ranks(tmp_path: Path) -> None:
         assert len(pids) == self_test.RANKS, doctor.errors
         doctor.terminate()
         doctor.wait(30)
-        assert doctor.status == 143 and not any(machine._started(pid) for pid in pids)
+        assert doctor.status == 143 and not any(machine._start_time(pid) for pid in pids)
     finally:
         doctor.kill()

@@ -28,13 +28,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_installation_has_no_trouble(site: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
-    assert list(owners.troubles(site / "consistent")) == []
+    assert list(owners.conflicts(site / "consistent")) == []
 
 
 def test_another_distribution_of_this_name_is_named(site: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
     installed(site, "consistent", "consistent/__init__.py,,\n")
-    (trouble,) = owners.troubles(site / "consistent")
+    (trouble,) = owners.conflicts(site / "consistent")
     assert "`consistent` 0.3" in trouble.said
     assert "pip uninstall consistent torch-consistent" in trouble.cure
     with pytest.warns(RuntimeWarning, match="has overwritten files"):
@@ -43,12 +43,12 @@ def test_another_distribution_of_this_name_is_named(site: Path) -> None:
 
 def test_an_editable_one_of_the_earlier_name_has_no_files_there(site: Path) -> None:
     installed(site, "consistent", "__editable__.consistent-0.3.pth,,\n")
-    assert list(owners.troubles(site / "consistent")) == []
+    assert list(owners.conflicts(site / "consistent")) == []
 
 
 def test_two_installations_are_both_named(site: Path, tmp_path: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
-    (trouble,) = owners.troubles(tmp_path / "clone" / "consistent")
+    (trouble,) = owners.conflicts(tmp_path / "clone" / "consistent")
     assert str(site) in trouble.said and str(tmp_path / "clone") in trouble.said
 
 

@@ -20,7 +20,7 @@ import torch
 
 import consistent
 from consistent.elastic import Job
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 from tests.consistent.elastic import places
 from tests.consistent.elastic.places import at
@@ -52,7 +52,9 @@ def pipeline(job: Job) -> list[float]:
         optimizer.step()
         at("optimizer")
         # The last stage has the loss.
-        loss = next(x for x in gathered(None if loss is None else float(loss)) if x is not None)
+        loss = next(
+            x for x in gather_from_ranks(None if loss is None else float(loss)) if x is not None
+        )
         losses = [*losses, loss]
         job.commit(losses=losses)
         finished(job.step, loss)

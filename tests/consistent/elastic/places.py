@@ -26,7 +26,7 @@ def begin(folder: Path) -> None:
     _folder = folder
     for name in ("all_gather_several", "reduce_scatter_several", "all_reduce"):
         watched(SharedMemory, name, after="boxing")
-    watched(PeerCopies, "take", before="meeting", after="taken")
+    watched(PeerCopies, "commit", before="meeting", after="taken")
     watched(pieces, "write", before="save")
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import consistent
 from consistent import checkpoint
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 from tests.consistent.elastic import places
 from tests.consistent.elastic.places import at
@@ -99,7 +99,7 @@ def train(job: consistent.elastic.Job) -> list[float]:
             progress.write((job.step, loss))
             if given.save_every and job.step % given.save_every == 0:
                 checkpoint.save(saves, step=job.step, losses=losses, **kept)
-            if job.step == given.steps or gathered((given.folder / "stop").exists())[0]:
+            if job.step == given.steps or gather_from_ranks((given.folder / "stop").exists())[0]:
                 return losses
     return losses
 

@@ -17,8 +17,8 @@ import consistent
 from consistent.elastic import Job
 from consistent.elastic.member import Member
 from consistent.elastic.recovery import Recovery
-from consistent.elastic.slow import Slow
-from mirrored.every_rank import gathered
+from consistent.elastic.slow import SlowRankDetector
+from mirrored.every_rank import gather_from_ranks
 from tests.consistent.pipeline.gpt import GPT, batch, loss_of
 from tests.ranks import on_ranks
 
@@ -77,7 +77,7 @@ def test_a_rank_that_keeps_nothing_gets_its_shards_and_nothing_else(rank):
     step(model, optimizer, placement)
     job.commit()
     wanted = step(model, optimizer, placement)
-    kept = job._copies.kept
+    kept = job._copies.last_copy
     assert kept is not None
     size = sum(x.nbytes for _, x in kept.pieces.values())
     if rank == 1:
@@ -95,10 +95,12 @@ def test_peers_keep_what_lies_once(rank):
     placement = job.placement()
     model, optimizer = training_on_one_axis(placement)
     job.keep(model=model, optimizer=optimizer)
-    kept = job._copies.kept
+    kept = job._copies.last_copy
     assert kept is not None
     shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
-    assert kept.nbytes()[1] == gathered(shards)[rank - 1]  # one more shard, and nothing else
+    assert (
+        kept.nbytes()[1] == gather_from_ranks(shards)[rank - 1]
+    )  # one more shard, and nothing else
     wanted = {name: x.full() for name, x in model.state_dict().items()}
     if rank == 2:
         job = Job(1, True)
@@ -159,7 +161,7 @@ def test_what_one_rank_has_taken_all_take(rank):
     copies = job._copies
     copies.prepare((1, 0), {"model": model})
     if rank == 1:
-        copies.take()  # the others were broken off before
+        copies.commit()  # the others were broken off before
     job.begin(None, lambda: False)
     job.keep(model=model)
     assert job.step == 1 and torch.equal(model.weight.full(), torch.full((3, 3), 7.0).double())
@@ -203,7 +205,7 @@ def test_axes_without_one_that_takes_what_is_left():
         Job(1, False).placement({"dp": 2, "fsdp": 2})
 
 
-class Told(Slow):
+class Told(SlowRankDetector):
     """Of ranks that say how long they worked."""
 
     def __init__(self, steps: int) -> None:
@@ -211,7 +213,7 @@ class Told(Slow):
         self._counts, self._names = [0] * 3, ["p0", "p1", "p2"]
 
     def hears(self, *seconds: float) -> dict[int, str]:
-        return self.found([struct.pack("<d", each) for each in seconds])
+        return self.find_slow_ranks([struct.pack("<d", each) for each in seconds])
 
 
 def test_a_rank_is_slow_if_it_is_so_in_each_of_some_steps():
@@ -226,7 +228,7 @@ def test_a_rank_is_slow_if_it_is_so_in_each_of_some_steps():
 
 @on_ranks(3)
 def test_a_slow_rank_is_named_with_its_host_though_all_wait_for_it(rank):
-    job = Job(1, False, slow=Slow(3.0, 3))
+    job = Job(1, False, slow=SlowRankDetector(3.0, 3))
     job.begin(None, lambda: False)
     placement = job.placement()
     model = nn.Linear(5, 7).double()
@@ -257,7 +259,7 @@ def test_a_lost_stage_of_a_pipeline_is_filled_from_its_copy(rank):
         optimizer.zero_grad()
         loss = pipe.step(*batch(number))
         optimizer.step()
-        return gathered(None if loss is None else float(loss))[0] or 0.0
+        return gather_from_ranks(None if loss is None else float(loss))[0] or 0.0
 
     job = begun(peers=True)
     pipe, optimizer = build([0, 1, 2])

@@ -9,7 +9,7 @@ import torch
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.forms import FORMS, Shards
-from consistent.rules import Call, Operand, Out, find
+from consistent.rules import Call, Operand, Out, find_row
 from consistent.spec import B, Placement, Sbp, TensorSpec
 from mirrored.transports.counting import counting
 from tests.brute_force.expected import addends
@@ -41,7 +41,7 @@ def run_form(
         if isinstance(t, torch.Tensor)
     ]
     call.outs = tuple(Out(t.shape, t.dtype) for t in outs)
-    row = find(known.name)
+    row = find_row(known.name)
     assert row is not None
     row.signatures(call, ranks)
     out_specs = tuple(TensorSpec.of(placement, (out,), t.shape, t.dtype) for t in outs)

@@ -31,17 +31,17 @@ OPS: dict[str, Callable[..., Any]] = {
 def _joining(worth: int = 0) -> Iterator[None]:
     """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
     finished in one message."""
-    devices, before = choose.BUILT_IN, fused_reduce_scatter.WORTH
+    devices, before = choose.BUILT_IN, fused_reduce_scatter.MIN_SHARD_BYTES
     # Those by which layouts are chosen, not those of moves, which are kept.
     free = replace(devices["cpu"], message_start_s=0.0, inside=Wire(0.0, 1e9))
     choose.BUILT_IN = {"cpu": free}
-    fused_reduce_scatter.WORTH = worth
+    fused_reduce_scatter.MIN_SHARD_BYTES = worth
     clear_plans()
     try:
         yield
     finally:
         choose.BUILT_IN = devices
-        fused_reduce_scatter.WORTH = before
+        fused_reduce_scatter.MIN_SHARD_BYTES = before
         clear_plans()
 
 

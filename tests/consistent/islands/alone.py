@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import consistent
 from consistent import Placement
-from mirrored.transports.torch_dist.islands import Line
+from mirrored.transports.torch_dist.islands import IslandConnection
 from tests.consistent.islands.program import batches, model, outer_on
 
 
@@ -70,7 +70,7 @@ def train(given: dict[str, Any]) -> None:
         wait(step)
         if step == given.get("dies") and place == given["place"]:
             # It has come to the meeting, and others send.
-            Line.mean = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+            IslandConnection.mean = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         outer.step()
         shown(loss.item())
         reached(step)

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from consistent.islands.meetings import Meetings
-from consistent.islands.outer import Outer, _sent
-from mirrored.transports.torch_dist.islands import Between, Line
+from consistent.islands.outer import Outer, _broadcast_tensor
+from mirrored.transports.torch_dist.islands import IslandConnection, IslandPosition
 
 PARAMETERS = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -31,7 +31,9 @@ def both(do: Any) -> list[Any]:
     """What ``do`` returns on each of two islands of one rank, which run at the same time."""
     store: Any = HashStore()
     with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(do, [Between(k, 2, 0, store, timeout_s=60.0) for k in range(2)]))
+        return list(
+            threads.map(do, [IslandPosition(k, 2, 0, store, timeout_s=60.0) for k in range(2)])
+        )
 
 
 def drawn(dtype: torch.dtype, seed: int, n: int = 300) -> torch.Tensor:
@@ -43,7 +45,7 @@ def drawn(dtype: torch.dtype, seed: int, n: int = 300) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize(("dtype", "sent"), [*product(PARAMETERS, SENT)])
 def test_means_have_both_parts_of_a_number(dtype: torch.dtype, sent: torch.dtype | None) -> None:
-    def train(between: Between) -> tuple[torch.Tensor, int]:
+    def train(between: IslandPosition) -> tuple[torch.Tensor, int]:
         model = nn.Module()
         model.weight = nn.Parameter(drawn(dtype, 7))
         outer = Outer(
@@ -73,9 +75,9 @@ def test_means_have_both_parts_of_a_number(dtype: torch.dtype, sent: torch.dtype
      torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2],
 )  # fmt: skip
 def test_state_of_an_island_reaches_another_one_in_any_dtype(dtype: torch.dtype) -> None:
-    def take(between: Between) -> torch.Tensor:
-        line: Line = between.line("line", [0, 1], 60.0)
-        return _sent(line, 1, drawn(torch.float32, between.number).abs().to(dtype))
+    def take(between: IslandPosition) -> torch.Tensor:
+        line: IslandConnection = between.connect("line", [0, 1], 60.0)
+        return _broadcast_tensor(line, 1, drawn(torch.float32, between.number).abs().to(dtype))
 
     first, second = both(take)
     wanted = drawn(torch.float32, 1).abs().to(dtype)

@@ -16,9 +16,9 @@ import torch
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 import consistent
-from consistent.islands.meetings import Came, Meetings
-from consistent.islands.outer import Exchanged, Outer
-from mirrored.transports.torch_dist.islands import Between, Line
+from consistent.islands.meetings import Attendee, Meetings
+from consistent.islands.outer import ExchangeResult, Outer
+from mirrored.transports.torch_dist.islands import IslandConnection, IslandPosition
 from tests.launch import Started, free_port, launch, of_rank
 from tests.ranks import ALL
 
@@ -218,38 +218,40 @@ class _Voted(Meetings):
 
     def __init__(self, left: list[int]) -> None:
         self._between: Any = SimpleNamespace(count=2, number=0, place=0, store=object())
-        self._limit = self._patience = 1.0
+        self._wait_limit_s = self._patience = 1.0
         self._line, self._sent, self._left = None, 0, left
 
-    def _line_of(self, name: str, came: Any) -> Any:
+    def _connect(self, name: str, attendees: Any) -> Any:
         return None
 
-    def _vote(self, name: str, came: Any, well: bool) -> list[int] | None:
+    def _vote(self, name: str, attendees: Any, succeeded: bool) -> list[int] | None:
         return self._left
 
 
 def test_an_exchange_that_always_fails_says_why() -> None:
-    def fail(line: Any, came: Any) -> None:
+    def fail(line: Any, attendees: Any) -> None:
         raise RuntimeError("no route")
 
     with pytest.raises(RuntimeError, match="exchanged 2 times") as raised:
-        _Voted([0, 1]).hold("meeting", [Came(0, {}), Came(1, {})], fail)
+        _Voted([0, 1]).hold("meeting", [Attendee(0, {}), Attendee(1, {})], fail)
     assert str(raised.value.__cause__) == "no route"
 
 
 def test_an_island_that_others_did_not_wait_for_goes_on() -> None:
-    assert _Voted([1]).hold("meeting", [Came(0, {}), Came(1, {})], lambda *_: "means") is None
+    assert (
+        _Voted([1]).hold("meeting", [Attendee(0, {}), Attendee(1, {})], lambda *_: "means") is None
+    )
 
 
 def test_an_island_left_alone_in_a_meeting_holds_it_only_if_it_may() -> None:
-    came = [Came(0, {}), Came(1, {})]
+    came = [Attendee(0, {}), Attendee(1, {})]
     for may, held in ((True, "means"), (False, None)):
         meetings, store, tries = _Voted([0]), HashStore(), iter([[0], None])
         meetings._between.store = store
         meetings._vote = lambda *_, tries=tries: next(tries)  # type: ignore[method-assign]
         asked: list[list[int]] = []
 
-        def counts(left: list[Came], asked: list = asked, may: bool = may) -> bool:
+        def counts(left: list[Attendee], asked: list = asked, may: bool = may) -> bool:
             asked.append([each.island for each in left])
             return may
 
@@ -265,19 +267,21 @@ class _Ahead(_Voted):
         super().__init__([])
         self.wanted: list[str] = []
 
-    def come(self, name: str, note: dict[str, Any], counts: Any = None) -> list[Came] | None:
-        return None if self.is_over(name) else [Came(0, {"digest": "", **note, "steps": 14})]
+    def attend(
+        self, name: str, note: dict[str, Any], may_hold: Any = None
+    ) -> list[Attendee] | None:
+        return None if self.is_over(name) else [Attendee(0, {"digest": "", **note, "steps": 14})]
 
-    def hold(self, name: str, came: Any, exchange: Any, counts: Any = None) -> Any:
-        return {} if name == "first" else Exchanged({}, {}, {}, False)
+    def hold(self, name: str, attendees: Any, exchange: Any, may_hold: Any = None) -> Any:
+        return {} if name == "first" else ExchangeResult({}, {}, {}, False)
 
-    def begun(self, name: str) -> bool:
+    def has_begun(self, name: str) -> bool:
         return True
 
     def is_over(self, name: str) -> bool:
         return name == "part 1/2"
 
-    def want(self, name: str) -> None:
+    def request_wait(self, name: str) -> None:
         self.wanted.append(name)
 
 
@@ -305,7 +309,7 @@ def test_an_island_alone_holds_a_meeting_only_with_what_all_have_reached(
     store = HashStore()
     for name, members in before.items():
         store.set(f"test/{name}/members", members)
-    meetings = Meetings(Between(1, 2, store=store, timeout_s=1.0), 0.01, "test")
+    meetings = Meetings(IslandPosition(1, 2, store=store, timeout_s=1.0), 0.01, "test")
     model = torch.nn.Linear(2, 2)
     outer = Outer(meetings, model, partial(torch.optim.SGD, lr=0.5), 1, 1, None)
     start = model.weight.detach().clone()
@@ -316,13 +320,13 @@ def test_an_island_alone_holds_a_meeting_only_with_what_all_have_reached(
     assert outer._parts[0].is_new == ("first" in before)
 
 
-class _Fives(Line):
+class _Fives(IslandConnection):
     """A connection to an island that holds fives."""
 
     def __init__(self) -> None:
         super().__init__(0, 2, None)
 
-    def from_one(self, x: torch.Tensor, at: int) -> None:
+    def broadcast(self, x: torch.Tensor, at: int) -> None:
         if x.is_floating_point():
             x.fill_(5.0)
 
@@ -332,8 +336,8 @@ def test_an_exchange_that_is_repeated_counts_from_the_same_start() -> None:
         torch.nn.Linear(2, 2), lambda p: torch.optim.SGD(p, lr=0.5), every=2
     )
     came = [
-        Came(0, {"met": 1, "new": False, "ends": False}),
-        Came(1, {"met": 3, "new": False, "ends": False}),
+        Attendee(0, {"met": 1, "new": False, "ends": False}),
+        Attendee(1, {"met": 3, "new": False, "ends": False}),
     ]
     first, second = (outer._exchange(outer._parts[0], _Fives(), came) for _ in range(2))
     for name, mean in first.means.items():

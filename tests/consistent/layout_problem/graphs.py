@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from consistent.cost_model.built_in import uniform
+from consistent.cost_model.built_in import uniform_cost_model
 from consistent.layout_problem.problem import Problem
 from consistent.nn.planners.layout_search.options import problem_of
 from consistent.nn.planners.layout_search.record import record
 from consistent.spec import Placement
 
 # A slow computer with fast links, so that small tensors are worth splitting.
-DEVICE = uniform(
+DEVICE = uniform_cost_model(
     "cpu", latency=20.0, bandwidth=1 / 3, overhead=0.0, memory=0.5, python=0.0, flops=1.0
 )
 SIZES = (2, 3, 4, 6)

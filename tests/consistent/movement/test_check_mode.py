@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from consistent.movement import check_mode as checking
-from consistent.movement.check_mode import calling, check_equal, check_mode, check_shard
+from consistent.movement.check_mode import check_equal, check_mode, check_shard, set_current_op
 from consistent.movement.run import run
 from consistent.spec import B, P, Placement, S, TensorSpec
 from mirrored.transports.counting import counting
@@ -27,7 +27,7 @@ def of(sbp, placement=None) -> TensorSpec:
 
 def branching(rank: int) -> None:
     with check_mode():
-        calling("matmul")
+        set_current_op("matmul")
         if rank == 1:
             run(torch.zeros(6), of(B), of(P))
         else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent import Placement, S
-from consistent.nn.planners.roles import linears, pairs
+from consistent.nn.planners.roles import find_linear_layers, find_pairs
 from tests.ranks import ALL, on_ranks, simulate
 
 COUNT = 5000 if ALL else 100  # layers, of two parameters each
@@ -110,7 +110,9 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_pairs_of_layers_are_found_in_a_time_that_grows_with_their_number(name: str) -> None:
     made = [LAYERS[name](n) for n in (50, 200)]
-    assert grows_linearly([bytecodes(lambda m=m: pairs(m, linears(m), 2)) for m in made])
+    assert grows_linearly(
+        [bytecodes(lambda m=m: find_pairs(m, find_linear_layers(m), 2)) for m in made]
+    )
 
 
 OPS: dict[str, Callable[[list[Any]], object]] = {

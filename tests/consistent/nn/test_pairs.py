@@ -6,11 +6,11 @@ from collections import OrderedDict
 
 from torch import nn
 
-from consistent.nn.planners.roles import linears, pairs
+from consistent.nn.planners.roles import find_linear_layers, find_pairs
 
 
 def found(module: nn.Module) -> list[tuple[list[str], list[str]]]:
-    made = pairs(module, linears(module), 2)
+    made = find_pairs(module, find_linear_layers(module), 2)
     return [([x.name for x in p.columns], [x.name for x in p.rows]) for p in made]
 
 

@@ -65,18 +65,18 @@ def _reads(rank: int, folder: str) -> Any:
     from consistent.nn import pretrained
 
     read: list[tuple[str, int]] = []
-    part = pretrained._Files.part
+    part = pretrained._SafetensorsReader.part
 
     def counted(self: Any, name: str, starts: Any, sizes: Any) -> torch.Tensor:
         found = part(self, name, starts, sizes)
         read.append((name, found.numel()))
         return found
 
-    pretrained._Files.part = counted  # type: ignore[method-assign]
+    pretrained._SafetensorsReader.part = counted  # type: ignore[method-assign]
     try:
         from_pretrained(lambda: nn.Linear(4, 6), folder, Placement("cpu", [0, 1]), {"weight": S(0)})
     finally:
-        pretrained._Files.part = part  # type: ignore[method-assign]
+        pretrained._SafetensorsReader.part = part  # type: ignore[method-assign]
     return sorted(read)
 
 

@@ -12,7 +12,7 @@ import torch
 
 import consistent
 from consistent.overlap import chunked_matmul, symmetric_matmul
-from consistent.overlap.symmetric_matmul import fused_over
+from consistent.overlap.symmetric_matmul import fused_group_and_dim
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.tensor.making.create import distribute
 from mirrored.transports.default import current
@@ -27,7 +27,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, name: str | None, *ends: Any, **mo
     placement = Placement(more.get("kind", "cuda"), ranks)
     shape, dtype = more.get("shape", (4, 2048, 4096)), more.get("dtype", torch.bfloat16)
     src, dst = (TensorSpec.of(placement, end, shape, dtype) for end in ends)
-    found = simulate(lambda rank: fused_over(src, dst), 2)
+    found = simulate(lambda rank: fused_group_and_dim(src, dst), 2)
     assert found[0] == found[1]
     return found[0]
 
@@ -86,7 +86,7 @@ def _with_stand_ins(rank: int, dim: int) -> int:
     def counted(function: Any) -> Any:
         return lambda *args, **kwargs: calls.append("") or function(*args, **kwargs)
 
-    asked, chunked_matmul.fused_over = chunked_matmul.fused_over, _split_dim
+    asked, chunked_matmul.fused_group_and_dim = chunked_matmul.fused_group_and_dim, _split_dim
     library = torch.library.Library("symm_mem", "IMPL")
     library.impl("fused_all_gather_matmul", counted(_gather), "CPU")
     library.impl("fused_matmul_reduce_scatter", counted(_scatter), "CPU")
@@ -113,7 +113,7 @@ def _with_stand_ins(rank: int, dim: int) -> int:
                 torch.testing.assert_close(ours.full(), theirs)
     finally:
         library._destroy()
-        chunked_matmul.fused_over = asked
+        chunked_matmul.fused_group_and_dim = asked
     return len(calls)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consistent import Placement
-from consistent.auto.simulation.real_memory import Holding
+from consistent.auto.simulation.real_memory import MemoryRecorder
 from consistent.nn import pipeline
 from consistent.pipeline.schedules import SCHEDULES
 from tests.ranks import ALL, on_ranks
@@ -113,9 +113,9 @@ def test_a_rank_does_not_hold_the_activations_that_it_has_sent(rank: int) -> Non
     held, rows = [], 32
     for count in (4, 16):
         pipe = pipeline(GPT(), one_each(), loss=loss_of, micro_batches=count, schedule="1f1b")
-        with Holding() as holding:
+        with MemoryRecorder() as holding:
             for _ in range(2):
-                holding.forget()
+                holding.reset_peak()
                 pipe.step(*batch(0, rows * count))
         held.append(holding.peak)
     # Twelve micro-batches more: the peak has their tokens, and half of an activation each at most.

@@ -41,9 +41,9 @@ def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @on_ranks(2)
 def test_more_shapes_than_are_kept(rank: int) -> None:
-    plain, kept = Net(), engine.MOST
+    plain, kept = Net(), engine.MAX_PROGRAMS
     pipe = pipeline(Net(), one_each(), ["layers.2"], loss=F.mse_loss, micro_batches=2)
-    engine.MOST = 2
+    engine.MAX_PROGRAMS = 2
     try:
         for rows in 3 * [1, 2, 3, 4, 6, 5]:
             x, y = batch(2 * rows)
@@ -58,7 +58,7 @@ def test_more_shapes_than_are_kept(rank: int) -> None:
                 if grad is not None:
                     assert_same(mine[name], grad)
     finally:
-        engine.MOST = kept
+        engine.MAX_PROGRAMS = kept
 
 
 FREEZES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consistent.pipeline.schedules import SCHEDULES, lines_of, schedule, stages_per_line
-from consistent.pipeline.simulate import check, play
+from consistent.pipeline.simulate import check_schedule, simulate_schedule
 from consistent.pipeline.table import Action, Schedule
 
 
@@ -31,7 +31,7 @@ def test_gpipe_runs_all_forwards_first() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_bubble_is_the_formulas(name: str, count: int, lines: int) -> None:
     each = stages_per_line(name)
-    found = play(schedule(name, lines, lines * each, count)).bubble
+    found = simulate_schedule(schedule(name, lines, lines * each, count)).bubble
     wanted = {
         "one at a time": (lines - 1) / lines,
         "gpipe": (lines - 1) / (count + lines - 1),
@@ -69,8 +69,8 @@ def test_what_does_not_fit_says_what_does() -> None:
 def test_tables_that_would_hang_or_skip_are_found() -> None:
     forward, back = Action("F", 0, 0), Action("B", 0, 0)
     second = Action("F", 1, 0), Action("B", 1, 0)
-    check(Schedule("good", ((forward, back), second), (0, 1), 1))
+    check_schedule(Schedule("good", ((forward, back), second), (0, 1), 1))
     with pytest.raises(ValueError, match="does not run stage 0 once"):
-        check(Schedule("skips", ((forward,), second), (0, 1), 1))
+        check_schedule(Schedule("skips", ((forward,), second), (0, 1), 1))
     with pytest.raises(ValueError, match="stops before B0 of stage 0, which waits for what never"):
-        check(Schedule("hangs", ((back, forward), second), (0, 1), 1))
+        check_schedule(Schedule("hangs", ((back, forward), second), (0, 1), 1))

@@ -53,10 +53,10 @@ def test_halves_are_the_whole(name: str) -> None:
     leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     plain(leaf).backward(grad)
     split = SplitBackward([halves(other)], [grad], [other])
-    (of_input,) = split.of_inputs()
+    (of_input,) = split.backward_to_inputs()
     assert all(p.grad is None for p in halves.parameters())
     assert_same(of_input, leaf.grad)
-    split.of_weights()
+    split.backward_to_parameters()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
 
@@ -72,15 +72,15 @@ def test_halves_of_global_tensors(rank: int, plan: str) -> None:
     given = distribute(x, world, B if plan == "tensor" else S(0))
     local = given.to_local().detach().requires_grad_()
     from consistent.dispatch.plans.shards import attach
-    from consistent.pipeline.cell import _Arrive
+    from consistent.pipeline.cell import _ReceivedShard
 
-    entered = attach(_Arrive.apply(local, (local.detach(),)), given._spec)
+    entered = attach(_ReceivedShard.apply(local, (local.detach(),)), given._spec)
     loss = (halves(entered) - y).square().mean()
     split = SplitBackward([loss], [None], [local])
-    (of_input,) = split.of_inputs()
+    (of_input,) = split.backward_to_inputs()
     assert of_input is not None
     assert_same(attach(of_input.clone(), given._spec.dual), leaf.grad)
-    split.of_weights()
+    split.backward_to_parameters()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
 
@@ -96,7 +96,7 @@ def test_no_product_is_computed_twice() -> None:
     out = net(x)
     whole = flops(lambda: out.backward(torch.ones_like(out), retain_graph=True))
     split = SplitBackward([out], [torch.ones_like(out)], [x])
-    first, second = flops(split.of_inputs), flops(split.of_weights)
+    first, second = flops(split.backward_to_inputs), flops(split.backward_to_parameters)
     assert first == second == whole // 2
 
 
@@ -104,8 +104,8 @@ def test_a_stage_without_inputs_has_all_in_its_second_half() -> None:
     plain, halves, x = model_of("mlp"), model_of("mlp"), randn(6, 4)
     plain(x).sum().backward()
     split = SplitBackward([halves(x).sum()], [None], [])
-    assert split.of_inputs() == []
-    split.of_weights()
+    assert split.backward_to_inputs() == []
+    split.backward_to_parameters()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
 
@@ -164,9 +164,9 @@ def test_hooks_count_once() -> None:
     leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     plain(leaf).backward(grad)
     split = SplitBackward([halves(other)], [grad], [other])
-    (of_input,) = split.of_inputs()
+    (of_input,) = split.backward_to_inputs()
     assert_same(of_input, leaf.grad)
-    split.of_weights()
+    split.backward_to_parameters()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
     assert sorted(calls[0]) == sorted(calls[1])
@@ -200,6 +200,6 @@ def test_a_weight_used_through_another_op_counts_once() -> None:
 
     run(leaf, weight).sum().backward()
     split = SplitBackward([run(other, ours).sum()], [None], [other])
-    assert_same(split.of_inputs()[0], leaf.grad)
-    split.of_weights()
+    assert_same(split.backward_to_inputs()[0], leaf.grad)
+    split.backward_to_parameters()
     assert_same(ours.grad, weight.grad)

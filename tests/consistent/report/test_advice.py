@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import consistent
 from consistent import B, P, S
-from consistent.drawing.pages.html import labelled
+from consistent.drawing.pages.html import layout_html
 from mirrored import counting
 from tests.ranks import on_ranks, pool
 
@@ -103,5 +103,5 @@ def test_a_run_on_whole_tensors_says_why(rank: int) -> None:
 
 
 def test_labels_are_put_on_sbps_alone() -> None:
-    assert labelled("4 B of B") == '4 B of <span class="sbp">B</span>'
-    assert labelled("P(max) <b>").startswith('<span class="sbp p">P(max)</span> &lt;b&gt;')
+    assert layout_html("4 B of B") == '4 B of <span class="sbp">B</span>'
+    assert layout_html("P(max) <b>").startswith('<span class="sbp p">P(max)</span> &lt;b&gt;')

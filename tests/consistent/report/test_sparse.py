@@ -13,7 +13,7 @@ from torch import Tensor
 import consistent
 from consistent import B, P, Placement, S
 from consistent.spec import Sbp
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.counting import counting
 from tests.ranks import on_ranks
 
@@ -41,7 +41,7 @@ def shard(rank: int, sbp: Sbp, dense: bool) -> Tensor:
 
 def busiest(calls: list) -> int:
     mine = sum(call.bytes for call in calls if call.name == "all_gather")
-    return max(gathered(mine))
+    return max(gather_from_ranks(mine))
 
 
 @on_ranks(3)

@@ -8,7 +8,7 @@ import sys
 import warnings
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
-from consistent.rules import find
+from consistent.rules import find_row
 from tests.brute_force import missing
 
 
@@ -18,7 +18,7 @@ def main() -> None:
         by_row: dict[str, dict[str, str]] = {}
         examples = importlib.import_module(f"tests.consistent.rules.examples.{family}").EXAMPLES
         for case in examples:
-            row = find(resolve(case.func).name)
+            row = find_row(resolve(case.func).name)
             assert row is not None
             for signature in missing(case.func, *case.args, **case.kwargs):
                 by_row.setdefault(row.names, {}).setdefault(str(signature), str(case))

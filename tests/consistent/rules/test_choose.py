@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from consistent.rules import find
+from consistent.rules import find_row
 from consistent.rules.choose import Choice, choose
 from consistent.rules.notation import signatures
 from consistent.rules.signature import Call, Operand, Out
@@ -86,7 +86,7 @@ def joined(name: str, sbps: Sequence[Sbp], shape: tuple[int, ...], ranks: int) -
     specs = [TensorSpec.of(placement, (sbp,), shape, torch.float32) for sbp in sbps]
     call = Call(name, (), {}, tuple(Operand(i, spec) for i, spec in enumerate(specs)))
     call.args, call.outs = call.operands, (Out(torch.Size(shape), torch.float32),)
-    row = find(name)
+    row = find_row(name)
     assert row is not None
     choice = choose(call, specs, [row.signatures(call, ranks)], None)
     assert choice is not None

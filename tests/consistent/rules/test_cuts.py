@@ -86,7 +86,7 @@ def _run_globally(rank: int, op: Expected, ways: tuple[int, ...]) -> None:
         for i in op.leaves:
             leaves.append(given[i].requires_grad_())
             given[i] = given[i].clone() if i in op.written else given[i]
-        with generator.separate(RANDOM):
+        with generator.separate_state(RANDOM):
             found = op.results(op.run(given), given)
         for x, want in zip(found, op.expected, strict=True):
             made: Any = x

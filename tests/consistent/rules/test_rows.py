@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
-from consistent.rules import ROWS, find
+from consistent.rules import ROWS, find_row
 from tests.brute_force import Earlier
 from tests.consistent.rules.corpus import EXAMPLES, FAMILIES
 from tests.consistent.rules.examples.linalg import GONE
@@ -37,4 +37,4 @@ LACKING = {"_convolution", "_scaled_mm_v2", "_upsample_lanczos2d_aa"} if not IS_
 
 def test_every_name_has_an_example() -> None:
     lacking = sorted(set(ROWS) - GONE - LACKING - PROVEN)
-    assert not lacking, f"no example for {[(name, str(find(name))) for name in lacking]}"
+    assert not lacking, f"no example for {[(name, str(find_row(name))) for name in lacking]}"

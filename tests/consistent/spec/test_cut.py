@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consistent.spec import B, Placement, S, Split, TensorSpec
-from consistent.spec.cut import overlapping
+from consistent.spec.cut import intersect_runs
 from consistent.spec.sbp import dual, parse
 from tests.reference import cut as shards_of
 from tests.strategies import cuts
@@ -76,13 +76,13 @@ def test_no_rank_is_left_out_where_a_layout_says_so(data, n, parts):
     entry = Split(0, data.draw(cuts(n, parts)))
     spec = TensorSpec.of(Placement("cpu", range(parts)), entry, (n,), torch.float32)
     short = n > 0 and any(entry.size(n, parts, k) == 0 for k in range(parts))
-    assert spec.layout.leaves_out((n,)) == short
+    assert spec.layout.has_empty_shards((n,)) == short
 
 
 @given(st.data(), st.integers(0, 12), st.integers(1, 4))
 def test_what_two_cuts_share(data, n, parts):
     a, b = (Split(0, data.draw(cuts(n, parts))) for _ in "ab")
-    runs = overlapping(a.runs(n, parts, 0), b.runs(n, parts, 0))
+    runs = intersect_runs(a.runs(n, parts, 0), b.runs(n, parts, 0))
     both = set(held(a, n, parts)[0]) & set(held(b, n, parts)[0])
     assert [i for start, size in runs for i in range(start, start + size)] == sorted(both)
 

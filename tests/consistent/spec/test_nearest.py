@@ -8,7 +8,7 @@ import torch
 import consistent
 from consistent.compiled import CompileOptions
 from consistent.nn import Plan
-from consistent.pipeline.schedules import check_name
+from consistent.pipeline.schedules import schedule_kind
 from consistent.spec.nearest import suggestion
 
 HERE = consistent.placement("cpu", [0])
@@ -29,7 +29,7 @@ def test_a_mistyped_plan(mistyped: str, near: str) -> None:
 
 def test_a_mistyped_schedule() -> None:
     with pytest.raises(ValueError, match="'1fb1' is not known. Did you mean '1f1b'"):
-        check_name("1fb1")
+        schedule_kind("1fb1")
 
 
 def test_a_mistyped_backend() -> None:

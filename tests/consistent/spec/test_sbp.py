@@ -21,8 +21,8 @@ from consistent.spec import (
     as_sbp,
     dual,
     dual_nd,
-    is_one_way,
-    may_be,
+    fits_dtype,
+    has_one_partial_kind,
     partial_of,
 )
 from consistent.spec.sbp import broadcast, parse, partial_max, partial_min, partial_sum, split
@@ -195,13 +195,13 @@ def test_a_split_cannot_be_changed():
 
 def test_extremes_are_partial_in_one_way_each():
     assert [e.is_extreme for e in (S(0), B, P, P(max), P(min))] == [False] * 3 + [True] * 2
-    assert is_one_way((P(max), B, P(max))) and not is_one_way((P(max), P))
+    assert has_one_partial_kind((P(max), B, P(max))) and not has_one_partial_kind((P(max), P))
     assert (partial_of((B, S(0))), partial_of((B, P(min)))) == (None, P(min))
 
 
 def test_truth_values_have_an_order_and_complex_numbers_a_sum():
-    assert [may_be(e, torch.bool) for e in (P, P(max), B)] == [False, True, True]
-    assert [may_be(e, torch.complex64) for e in (P, P(max), B)] == [True, False, True]
+    assert [fits_dtype(e, torch.bool) for e in (P, P(max), B)] == [False, True, True]
+    assert [fits_dtype(e, torch.complex64) for e in (P, P(max), B)] == [True, False, True]
 
 
 def test_kinds():

@@ -9,7 +9,7 @@ def test_a_tracer_ends_with_its_block_and_one_that_is_entered_for_always_stays()
     moves, before = callbacks("on_move"), list(callbacks("on_move"))
     met: list[str] = []
     lasting, passing = (lambda: met.append("lasting")), (lambda: met.append("passing"))
-    Tracer(on_move=lasting).always()
+    Tracer(on_move=lasting).install()
     try:
         with Tracer(on_move=passing).tracing():
             assert moves == [*before, lasting, passing]

@@ -61,7 +61,7 @@ def used() -> set[str]:
 
 
 def test_the_list_has_each_private_name_that_is_used_and_no_other() -> None:
-    assert set(private_names.NAMES + private_names.LATER) == used()
+    assert set(private_names.NAMES + private_names.LAZY_NAMES) == used()
 
 
 def test_the_list_has_each_private_header_that_is_included_and_no_other() -> None:
@@ -71,14 +71,14 @@ def test_the_list_has_each_private_header_that_is_included_and_no_other() -> Non
 
 
 def test_this_torch_has_all_names() -> None:
-    for name in private_names.LATER:  # the longest part of it that is a module is imported
+    for name in private_names.LAZY_NAMES:  # the longest part of it that is a module is imported
         for parent in range(name.count(".") + 1):
             try:
                 import_module(name.rsplit(".", parent)[0])
             except ImportError:
                 continue
             break
-    assert private_names.missing(private_names.NAMES + private_names.LATER) == []
+    assert private_names.missing_names(private_names.NAMES + private_names.LAZY_NAMES) == []
 
 
 @pytest.mark.parametrize("name", ["torch._C._current_graph_task_id", "torch._tensor_str._str"])
@@ -87,5 +87,5 @@ def test_a_torch_that_lacks_a_name_is_refused_by_that_name(
 ) -> None:
     monkeypatch.delattr(name)
     with pytest.raises(RuntimeError, match="install one of these") as error:
-        private_names.check()
+        private_names.check_names()
     assert f"torch {torch.__version__} has no {name}, which" in str(error.value)

@@ -110,8 +110,8 @@ def test_states_without_global_random_ops_are_torchs_to_the_bit() -> None:
 def test_a_large_count_is_kept() -> None:
     torch.manual_seed(3)
     for count in (1, (1 << 31) - 1, 1 << 31, (1 << 40) + 5):
-        generator.set_count(torch.default_generator, count)
-        assert generator.count_in(torch.get_rng_state()) == count
+        generator.set_draw_count(torch.default_generator, count)
+        assert generator.read_count(torch.get_rng_state()) == count
 
 
 def _checkpointed(rank: int, reentrant: bool) -> bool:

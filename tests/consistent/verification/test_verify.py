@@ -18,13 +18,13 @@ import consistent
 from consistent.verification import start_method
 from consistent.verification.compare import (
     Compared,
-    Right,
+    Reference,
     differences,
-    gathered,
-    up_to_a_choice,
+    merge_ranks,
+    until_first_choice,
 )
 from consistent.verification.held import TensorOnRanks
-from consistent.verification.verify import REFERENCE, _compared
+from consistent.verification.verify import REFERENCE_SECONDS, _compare
 from consistent.verification.watch import Key, StepRecorder
 from consistent.verification.worlds import StepSetting, run
 from tests.launch import launch
@@ -33,19 +33,19 @@ from tests.ranks import ALL
 from .faulty import BY_HAND, OURS, OVER_DTENSOR, Place, batch, by_hand, over_dtensor, step
 from .models import PLANS, step_of
 
-SECONDS = REFERENCE
+SECONDS = REFERENCE_SECONDS
 
 
 @cache
-def right() -> Right:
+def right() -> Reference:
     single, double = (run(step, StepSetting(double=double), SECONDS) for double in (False, True))
     assert not single.error and not double.error
-    return Right(gathered(single.seen), gathered(double.seen))
+    return Reference(merge_ranks(single.seen), merge_ranks(double.seen))
 
 
 def found(fault: object, plan: str | None) -> Compared:
     world = StepSetting(2, plan)
-    return _compared("", right(), run(fault, world, SECONDS), by_another=plan is None)
+    return _compare("", right(), run(fault, world, SECONDS), by_another=plan is None)
 
 
 FAULTS = [
@@ -92,7 +92,7 @@ def test_models_raise_no_false_alarm(name: str, dtype: torch.dtype) -> None:
 
 def test_complex_numbers_are_compared_in_both_parts() -> None:
     key, value = Key("result", "fft", 0), torch.fft.fft(torch.arange(5.0))
-    right = Right({key: TensorOnRanks(key, "", None, "", {0: value})}, {})
+    right = Reference({key: TensorOnRanks(key, "", None, "", {0: value})}, {})
     (wrong,) = differences(right, {key: TensorOnRanks(key, "", None, "", {0: value.conj()})})
     assert wrong.error == pytest.approx(2 * float(value.imag.abs().max()))
     assert not differences(right, {key: TensorOnRanks(key, "", None, "", {0: value.clone()})})
@@ -106,7 +106,7 @@ def test_where_the_dtype_ends_float64_does_not_decide(end: str) -> None:
         return {key: TensorOnRanks(key, "", None, "", {0: value})}
 
     key = Key("result", "masked_fill", 0)
-    right = Right(held(torch.float32), held(torch.float64))
+    right = Reference(held(torch.float32), held(torch.float64))
     assert not differences(right, held(torch.float32))
     (wrong,) = differences(right, held(torch.float32, 1.1))
     assert wrong.error == pytest.approx(0.1) and wrong.allowed < 1e-4
@@ -121,11 +121,11 @@ def test_of_what_cancels_out_other_tensors_say_how_far_rounding_goes() -> None:
             key: TensorOnRanks(key, "", None, "", {0: made[name]}) for name, key in keys.items()
         }
 
-    right = Right(held(torch.float32, bias=1e-13), held(torch.float64, bias=1e-19))
+    right = Reference(held(torch.float32, bias=1e-13), held(torch.float64, bias=1e-19))
     assert not differences(right, held(torch.float32, bias=2e-11))
     (wrong,) = differences(right, held(torch.float32, bias=1e-5))
     assert wrong.key == keys["bias"] and wrong.allowed < 2e-6
-    small = Right(held(torch.float32, bias=1e-6), held(torch.float64, bias=1e-6))
+    small = Reference(held(torch.float32, bias=1e-6), held(torch.float64, bias=1e-6))
     (wrong,) = differences(small, held(torch.float32, bias=2e-6))  # which does not cancel out
     assert wrong.allowed < 1e-10
 
@@ -197,10 +197,10 @@ def test_places_that_do_not_have_the_values_are_wrong() -> None:
     for places in (torch.tensor([0, 2]), torch.tensor([0, 1])):  # the second: those of a shard
         watch = StepRecorder(lambda model: model)
         watch.place(nn.Identity())
-        watch.op(torch.topk, (x, 2), {}, torch.return_types.topk((x.topk(2)[0], places)))
-        found.append(gathered([watch.seen]))
-    right, other = Right(found[0], {}), found[1]
-    (wrong,) = differences(right, up_to_a_choice(right, other)[0])
+        watch.record_op(torch.topk, (x, 2), {}, torch.return_types.topk((x.topk(2)[0], places)))
+        found.append(merge_ranks([watch.seen]))
+    right, other = Reference(found[0], {}), found[1]
+    (wrong,) = differences(right, until_first_choice(right, other)[0])
     assert wrong.key.name == "topk, at its places"
 
 

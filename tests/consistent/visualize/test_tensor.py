@@ -15,7 +15,7 @@ import torch
 
 import consistent
 from consistent import B, P, S, TensorSpec
-from consistent.visualize.holdings import bytes_together, holding, sentences
+from consistent.visualize.holdings import bytes_together, rank_part, sentences
 from mirrored import counting
 from tests.ranks import pool
 
@@ -65,7 +65,7 @@ def test_what_ranks_hold_adds_up(sbp: Any) -> None:
     spec = TensorSpec.of(
         consistent.placement("cpu", [[0, 1, 2], [3, 4, 5]]), sbp, (7, 4), torch.float64
     )
-    held = [holding(spec, at) for at in itertools.product(range(2), range(3))]
+    held = [rank_part(spec, at) for at in itertools.product(range(2), range(3))]
     assert [h.rank for h in held] == list(range(6))
     assert sum(h.nbytes for h in held) == bytes_together(spec)
     regions = {h.piece: h.region for h in held}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mirrored.transports.default import current, put_around, replace_current
+from mirrored.transports.default import current, replace_current, wrap_current
 from mirrored.transports.ordered import Ordered
 from tests.ranks import on_ranks
 
@@ -14,7 +14,7 @@ RANKS = (0, 1)
 @on_ranks(2)
 def test_calls_wait_for_those_in_the_background(rank: int) -> None:
     with replace_current(current()):
-        transport, seen = put_around(Ordered), []
+        transport, seen = wrap_current(Ordered), []
         assert isinstance(transport, Ordered) and current() is transport
 
         def slow() -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_calls_wait_for_those_in_the_background(rank: int) -> None:
 @on_ranks(2)
 def test_who_asks_for_a_result_is_told_of_its_error(rank: int) -> None:
     with replace_current(current()):
-        transport = put_around(Ordered)
+        transport = wrap_current(Ordered)
         assert isinstance(transport, Ordered)
         made = transport.submit(int, "no number")
         assert transport.all_reduce(torch.ones(1), RANKS).item() == 2

@@ -15,7 +15,7 @@ from mirrored import current
 from mirrored.background import BackgroundCalls
 from mirrored.transports import side_stream
 from mirrored.transports.ordered import Ordered
-from mirrored.transports.side_stream import Beside
+from mirrored.transports.side_stream import SideStreamMessage
 
 GPU = torch.device("cuda", 0)
 
@@ -83,7 +83,7 @@ def send(log: list[str]) -> Any:
     return run
 
 
-def in_a_thread(beside: Beside, run: Any, xs: list[Any]) -> list[Any]:
+def in_a_thread(beside: SideStreamMessage, run: Any, xs: list[Any]) -> list[Any]:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(beside.run(run, xs)))
     thread.start()
@@ -93,7 +93,7 @@ def in_a_thread(beside: Beside, run: Any, xs: list[Any]) -> list[Any]:
 
 def test_each_stream_waits_for_what_the_other_made(log: list[str]) -> None:
     x: Any = Held("x", log)
-    beside = Beside.of([x])
+    beside = SideStreamMessage.for_tensors([x])
     assert beside is not None
     made = in_a_thread(beside, send(log), [x])
     beside.join(made)
@@ -111,7 +111,7 @@ def test_each_stream_waits_for_what_the_other_made(log: list[str]) -> None:
 def test_messages_of_a_device_share_a_stream(log: list[str]) -> None:
     for name in ("x", "y"):
         x: Any = Held(name, log)
-        beside = Beside.of([x])
+        beside = SideStreamMessage.for_tensors([x])
         assert beside is not None
         in_a_thread(beside, send(log), [x])
     assert [line for line in log if line.startswith("side: record")] == [
@@ -122,7 +122,7 @@ def test_messages_of_a_device_share_a_stream(log: list[str]) -> None:
 
 def test_a_message_that_fails_is_not_waited_for(log: list[str]) -> None:
     x: Any = Held("x", log)
-    beside = Beside.of([x])
+    beside = SideStreamMessage.for_tensors([x])
     assert beside is not None
 
     def fail(xs: list[Any]) -> list[Any]:
@@ -135,7 +135,7 @@ def test_a_message_that_fails_is_not_waited_for(log: list[str]) -> None:
 
 
 def test_main_memory_needs_no_stream(log: list[str]) -> None:
-    assert Beside.of([torch.ones(2)]) is None and not log
+    assert SideStreamMessage.for_tensors([torch.ones(2)]) is None and not log
 
 
 @pytest.mark.parametrize("thread", ["background", "ordered"])

@@ -35,9 +35,13 @@ def embedding_bag(
     body is run instead, for options that this does not support, and if no axis splits both the bags
     and the table.
     """
-    plain = max_norm is None and not scale_grad_by_freq and offsets is None
+    has_no_options = max_norm is None and not scale_grad_by_freq and offsets is None
     averages = mode == "mean" and per_sample_weights is None
-    if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
+    if (
+        not has_no_options
+        or not (mode == "sum" or averages)
+        or not _are_split_together(input, weight)
+    ):
         return NotImplemented
     try:
         rows = F.embedding(input, weight, padding_idx, sparse=sparse)
@@ -48,12 +52,12 @@ def embedding_bag(
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
         return rows.sum(1) if mode == "sum" else rows.mean(1)
-    counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
-    total = rows.where(counted, 0).sum(1)
-    return total if mode == "sum" else total / counted.sum(1).clamp_min(1)
+    mask = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+    total = rows.where(mask, 0).sum(1)
+    return total if mode == "sum" else total / mask.sum(1).clamp_min(1)
 
 
-def _alike(bags: Any, table: Any) -> bool:
+def _are_split_together(bags: Any, table: Any) -> bool:
     """Return whether some axis splits both the bags along dim 0 and the rows of the table.
 
     ``bags`` must be 2-d, with one bag per row.

@@ -21,22 +21,24 @@ _Tensor = torch.Tensor
 
 # Torch function -> replacement, which returns NotImplemented for calls that torch's own Python
 # body should handle.
-BY_OTHER_CALLS: dict[Any, Callable[..., Any]] = {torch.nn.functional.embedding_bag: embedding_bag}
+REWRITES: dict[Any, Callable[..., Any]] = {torch.nn.functional.embedding_bag: embedding_bag}
 
 
-def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def first_supported(
+    first: Callable[..., Any] | None, otherwise: Callable[..., Any]
+) -> Callable[..., Any]:
     """Make a function that calls ``first``, or ``otherwise`` if that returns ``NotImplemented``."""
     if first is None:
         return otherwise
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        made = first(*args, **kwargs)
-        return otherwise(*args, **kwargs) if made is NotImplemented else made
+        result = first(*args, **kwargs)
+        return otherwise(*args, **kwargs) if result is NotImplemented else result
 
     return run
 
 
-def reshaped_in_place(name: str) -> Callable[..., Any]:
+def reshape_in_place(name: str) -> Callable[..., Any]:
     """Return an implementation of an op such as ``x.t_()`` or ``x.unsqueeze_(0)``.
 
     It computes the view that the op ``name`` (``t``, without the underscore) returns, and gives the
@@ -62,7 +64,7 @@ def reshaped_in_place(name: str) -> Callable[..., Any]:
 
 
 # Op -> torch's keyword names of its first arguments, for ops where that is not just "input".
-_FIRST = {
+_FIRST_NAMES = {
     "where": ("condition",),
     "searchsorted": ("sorted_sequence",),
     "polygamma": ("n",),
@@ -83,7 +85,7 @@ def first_by_position(
     name of the op that ``run`` computes.
     """
     lists = name.startswith(("_foreach_", "_fused_"))
-    names = _FIRST.get(name, ("self",) if lists else ("input",))[len(args) :]
+    names = _FIRST_NAMES.get(name, ("self",) if lists else ("input",))[len(args) :]
     if name == "randint_like" and "low" in kwargs:
         names = names[:-1]  # `low` comes between input and high, so `high` stays a keyword
     if not names or not all(each in kwargs for each in names):
@@ -121,29 +123,31 @@ def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | Non
     arguments. Operators have other names for some parameters, at the same positions, and
     ``aten.var(x, 1)`` is ``unbiased=True``, whereas ``torch.var(x, 1)`` reduces along a dim.
     """
-    overload = run if isinstance(run, torch._ops.OpOverload) else _overload(run, args, kwargs)
+    overload = (
+        run if isinstance(run, torch._ops.OpOverload) else _select_overload(run, args, kwargs)
+    )
     if overload is None:
         return None
-    places = [a for a in overload._schema.arguments if not a.kwarg_only]
-    truths = {i for i, a in enumerate(places) if str(a.type) == "bool"}
-    named = places[len(args) :]
+    parameters = [a for a in overload._schema.arguments if not a.kwarg_only]
+    bool_positions = {i for i, a in enumerate(parameters) if str(a.type) == "bool"}
+    named = parameters[len(args) :]
     # Parameters after the last one that is passed keep their defaults.
     while named and named[-1].name not in kwargs:
         named.pop()
     if any(a.name not in kwargs and not a.has_default_value() for a in named):
         return None
-    if not named and all(args[i].__class__ is bool for i in truths if i < len(args)):
+    if not named and all(args[i].__class__ is bool for i in bool_positions if i < len(args)):
         return None
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *(kwargs.pop(a.name, a.default_value) for a in named)]
-        read = (bool(x) if i in truths else x for i, x in enumerate(given))
-        return overload(*read, **kwargs)
+        values = [*args, *(kwargs.pop(a.name, a.default_value) for a in named)]
+        converted = (bool(x) if i in bool_positions else x for i, x in enumerate(values))
+        return overload(*converted, **kwargs)
 
     return call
 
 
-def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
+def _select_overload(packet: Any, args: tuple, kwargs: dict) -> Any:
     """Return the overload of the operator ``packet`` that torch selects for these arguments.
 
     For ``torch.ops.aten.sum`` and ``(x, [0])`` it is ``aten.sum.dim_IntList``. Returns None if
@@ -177,16 +181,18 @@ class Numbers:
         return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]
 
 
-def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
+def numbers_passed_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
     """Return the op's ``Numbers`` if this call passes a tensor for one of them, else None.
 
     The planner then wraps the op with ``with_numbers``. ``name`` is the op's name.
     """
     numbers = number_parameters(name)
-    given = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)]
-    if not any(map(numbers.holds, given)):
+    tensor_places = [
+        place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)
+    ]
+    if not any(map(numbers.holds, tensor_places)):
         return None
-    if numbers.tensors and not numbers.tensors.intersection(given):
+    if numbers.tensors and not numbers.tensors.intersection(tensor_places):
         return None  # x.polygamma(n), whose arguments are in another order than the schema's
     return numbers
 
@@ -211,10 +217,10 @@ def number_parameters(name: str) -> Numbers:
             if kind in ("List[int]", "List[SymInt]") and place == 1 == _last_place(schema):
                 rest = place
     # If some overload takes a tensor there, torch reads no number from it.
-    found = numbers - tensors
-    places = frozenset(x for x in found if isinstance(x, int))
-    names = frozenset(x for x in found if isinstance(x, str))
-    return Numbers(places, rest if 1 in found else None, names, frozenset(tensors))
+    number_only = numbers - tensors
+    places = frozenset(x for x in number_only if isinstance(x, int))
+    names = frozenset(x for x in number_only if isinstance(x, str))
+    return Numbers(places, rest if 1 in number_only else None, names, frozenset(tensors))
 
 
 def _last_place(schema: Any) -> int:

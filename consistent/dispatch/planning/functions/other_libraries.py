@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-_GROUPED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of torch's grouped product
+# Dtypes of torch's grouped product.
+_GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _grouped_mm(input: Any, weight: Any, offs: Any) -> Any:
@@ -21,9 +22,9 @@ def _grouped_mm(input: Any, weight: Any, offs: Any) -> Any:
     not compile ``torch._grouped_mm``. Returns ``NotImplemented`` for dtypes that ``F.grouped_mm``
     does not take, and the fallback then runs on whole tensors.
     """
-    same = input.dtype in _GROUPED and input.dtype == weight.dtype
+    same = input.dtype in _GROUPED_DTYPES and input.dtype == weight.dtype
     return F.grouped_mm(input, weight, offs=offs) if same else NotImplemented
 
 
 # Op name -> replacement, which returns NotImplemented for calls that torch's op does not take.
-SAME: dict[str, Callable[..., Any]] = {"transformers::grouped_mm_fallback": _grouped_mm}
+REPLACEMENTS: dict[str, Callable[..., Any]] = {"transformers::grouped_mm_fallback": _grouped_mm}

@@ -42,19 +42,19 @@ def into_out(
     Raises:
         RuntimeError: torch does not write this op's result into the tensors passed as ``out``.
     """
-    call = _way(name, run, names, args, kwargs)
+    call = _choose_implementation(name, run, names, args, kwargs)
 
-    def untracked(*args: Any, **kwargs: Any) -> Any:
-        given = tensors_of(args, kwargs)
+    def call_untracked(*args: Any, **kwargs: Any) -> Any:
+        tensors = tensors_of(args, kwargs)
         # Checked in each call, since calls with one plan may differ in whether they record a graph.
-        if records(given):
-            _refuse_gradients(name, run, args, kwargs, given)
+        if records(tensors):
+            _refuse_gradients(name, run, args, kwargs, tensors)
         return call(*args, **kwargs)
 
-    return untracked
+    return call_untracked
 
 
-def _way(
+def _choose_implementation(
     name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
 ) -> Callable[..., Any]:
     """Choose how a call with ``out=`` runs: see the table at the top of this file.
@@ -64,30 +64,34 @@ def _way(
     # Calling the packet of an overload selects the overload without out=.
     functional = run._overloadpacket if isinstance(run, torch._ops.OpOverload) else run
     rest = {key: value for key, value in kwargs.items() if key not in names}
-    outs = _outs(names, kwargs)
-    own, into = _on_meta(functional, args, rest), _on_meta(run, args, kwargs)
+    outs = _out_tensors(names, kwargs)
+    result_without_out, result_with_out = (
+        _on_meta(functional, args, rest),
+        _on_meta(run, args, kwargs),
+    )
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         # No positional argument has position len(args), so `out` is looked up by name.
         return call_whole(name, run, args, kwargs, [(len(args), key) for key in names])
 
-    if isinstance(into, Exception):
-        if isinstance(own, Exception) or _has_no_meta_form(into):
+    if isinstance(result_with_out, Exception):
+        if isinstance(result_without_out, Exception) or _has_no_meta_form(result_with_out):
             # An error that the op raises when it runs would be raised on the ranks of its placement
             # alone, so fall back to the op only if these are all ranks.
-            covers = common_placement(name, tensors_of(args, kwargs)).size == current().size
-            return _written(functional, names, whole if covers else None)
+            covers_world = common_placement(name, tensors_of(args, kwargs)).size == current().size
+            return _copy_into_out(functional, names, whole if covers_world else None)
         raise RuntimeError(
-            f"{name}: out is {_shown(outs)}, and torch does not write {_shown(_tensors(own))} into "
-            f"it: {into}\n  Give an out of the result's dtype, or omit out=."
-        ) from into
-    if not isinstance(own, Exception):
-        if [x.dtype for x in _tensors(own)] == [x.dtype for x in outs]:
-            return _written(functional, names)
+            f"{name}: out is {_describe(outs)}, and torch does not write "
+            f"{_describe(_tensors_in(result_without_out))} into "
+            f"it: {result_with_out}\n  Give an out of the result's dtype, or omit out=."
+        ) from result_with_out
+    if not isinstance(result_without_out, Exception):
+        if [x.dtype for x in _tensors_in(result_without_out)] == [x.dtype for x in outs]:
+            return _copy_into_out(functional, names)
     # Compare with the returned tensors, not with `out`: linalg_matrix_rank resizes its out on meta
     # tensors, though not on others.
-    for target, made in zip(outs, _tensors(into), strict=True):
-        _refuse_resized(target, made)
+    for target, result in zip(outs, _tensors_in(result_with_out), strict=True):
+        _refuse_resized(target, result)
     return whole
 
 
@@ -102,9 +106,9 @@ def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any
         for x in tensors_of(args, kwargs):
             meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
             metas.append(meta.requires_grad_(tracked and x.requires_grad))
-        given, named = with_tensors(args, kwargs, metas)
+        positional, named = with_tensors(args, kwargs, metas)
         try:
-            return run(*given, **named)
+            return run(*positional, **named)
         except Exception as error:  # noqa: BLE001  (meta kernels raise errors of many kinds)
             # The traceback would keep the frames alive, and the tensors in them.
             return error.with_traceback(None)
@@ -115,43 +119,46 @@ def _has_no_meta_form(error: Exception) -> bool:
 
     Some meta kernels are written in Python and take no ``out``; their errors count too.
     """
-    said = str(error).removeprefix("torch._meta_registrations.")
-    return isinstance(error, NotImplementedError) or said.startswith("meta_")
+    message = str(error).removeprefix("torch._meta_registrations.")
+    return isinstance(error, NotImplementedError) or message.startswith("meta_")
 
 
-def _outs(names: Sequence[str], kwargs: dict) -> list[Any]:
-    found: list[Any] = []
-    collect([kwargs.get(name) for name in names], found)
-    return found
+def _out_tensors(names: Sequence[str], kwargs: dict) -> list[Any]:
+    tensors: list[Any] = []
+    collect([kwargs.get(name) for name in names], tensors)
+    return tensors
 
 
-def _tensors(answer: Any) -> list[Any]:
-    found: list[Any] = []
-    collect((answer,), found)
-    return found
+def _tensors_in(result: Any) -> list[Any]:
+    tensors: list[Any] = []
+    collect((result,), tensors)
+    return tensors
 
 
-def _shown(tensors: Sequence[Any]) -> str:
-    shown = [str(x._spec) if is_global(x) else f"{tuple(x.shape)} {x.dtype}" for x in tensors]
-    return " and ".join(shown)
+def _describe(tensors: Sequence[Any]) -> str:
+    descriptions = [
+        str(x._spec) if is_global(x) else f"{tuple(x.shape)} {x.dtype}" for x in tensors
+    ]
+    return " and ".join(descriptions)
 
 
-def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: list) -> None:
+def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, tensors: list) -> None:
     """Raise if torch refuses to write into ``out=`` because a tensor of the call requires grad.
 
     Whether torch refuses is found by running the call on meta tensors that require grad. For ops
-    without a derivative torch does not refuse. ``given`` are the tensors of the call.
+    without a derivative torch does not refuse. ``tensors`` are the tensors of the call.
     """
     error = _on_meta(run, args, kwargs, tracked=True)
     if isinstance(error, RuntimeError) and "automatic differentiation" in str(error):
-        asking = next(x for x in given if x.requires_grad)
+        tensor = next(x for x in tensors if x.requires_grad)
         raise RuntimeError(
-            f"{name}: x is {_shown([asking])} and requires grad, and what is written into out= has "
+            f"{name}: x is {_describe([tensor])} and requires grad, "
+            "and what is written into out= has "
             "no history. Omit out=, or call it under torch.no_grad()."
         )
 
 
-def _written(
+def _copy_into_out(
     run: _Run, names: Sequence[str], otherwise: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """Return a function that runs the op without ``out=`` and copies its result into ``out``.
@@ -163,21 +170,21 @@ def _written(
     def call(*args: Any, **kwargs: Any) -> Any:
         rest = {key: value for key, value in kwargs.items() if key not in names}
         result = run(*args, **rest)
-        given = [kwargs[name] for name in names if kwargs.get(name) is not None]
-        out = given[0] if len(given) == 1 else tuple(given)
+        outs = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        out = outs[0] if len(outs) == 1 else tuple(outs)
         targets = out if isinstance(out, tuple | list) else (out,)
         results = result if isinstance(result, tuple | list) else (result,)
         pairs = tuple(zip(targets, results, strict=True))
         if otherwise is not None and any(x.dtype is not y.dtype for x, y in pairs):
             return otherwise(*args, **kwargs)
         for target, value in pairs:
-            _write(target, value)
+            _copy_to_target(target, value)
         return out
 
     return call
 
 
-def _write(target: Any, value: Any) -> None:
+def _copy_to_target(target: Any, value: Any) -> None:
     """Copy ``value``, a result of the op, into ``target``; both must agree in shape and dtype."""
     _refuse_resized(target, value)
     if target.dtype is not value.dtype:

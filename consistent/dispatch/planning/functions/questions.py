@@ -19,9 +19,9 @@ from ...plans.arguments import collect
 from ...plans.shards import is_global
 
 # These return no tensor but read or write every element, so they run whole.
-READS = frozenset(("allclose", "equal", "is_nonzero", "apply", "map", "map2"))
+VALUE_READING_OPS = frozenset(("allclose", "equal", "is_nonzero", "apply", "map", "map2"))
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_OF_TORCH = (
+_TORCH_TYPES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -29,7 +29,7 @@ _OF_TORCH = (
 )
 
 
-def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
+def is_query(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
     """Return whether ``run`` is a function of torch that computes no tensor, such as ``data_ptr``.
 
     Args:
@@ -37,30 +37,32 @@ def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
         inplace: whether the function writes in place.
         run: the function.
     """
-    if name in READS or table.find(name) is not None:
+    if name in VALUE_READING_OPS or table.find_row(name) is not None:
         return False
-    if not isinstance(run, _OF_TORCH):
+    if not isinstance(run, _TORCH_TYPES):
         return False
     if isinstance(run, torch._ops.OpOverload):
-        return run.namespace == "aten" and not _computes(run._schema)
+        return run.namespace == "aten" and not _schema_computes(run._schema)
     if isinstance(run, torch._ops.OpOverloadPacket) and "aten::" not in run._qualified_op_name:
         return False
-    return not computes(name + "_" * inplace)
+    return not computes_tensors(name + "_" * inplace)
 
 
-def computes(name: str) -> bool:
+def computes_tensors(name: str) -> bool:
     """Return whether torch's operator ``name`` returns or writes tensors, or returns nothing.
 
     An operator that returns nothing is called for its effect.
     """
-    return any(map(_computes, torch._C._jit_get_schemas_for_operator(f"aten::{name}")))
+    return any(map(_schema_computes, torch._C._jit_get_schemas_for_operator(f"aten::{name}")))
 
 
-def _computes(schema: Any) -> bool:
+def _schema_computes(schema: Any) -> bool:
     """Return whether an operator with this schema returns or writes tensors, or returns nothing."""
-    gives = any("Tensor" in str(value.type) for value in schema.returns)
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    return gives or writes or not schema.returns
+    returns_tensor = any("Tensor" in str(value.type) for value in schema.returns)
+    writes_tensor = any(
+        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+    )
+    return returns_tensor or writes_tensor or not schema.returns
 
 
 ONE_MEMORY = "its shards lie on several ranks, and torch asks this of one tensor in one memory"
@@ -76,15 +78,16 @@ def refusal(name: str, reason: str = ONE_MEMORY, instead: str = "") -> Callable[
     """
     is_property = name.endswith((".__get__", ".__set__", ".__delete__"))
     short = name.rpartition(".")[0] if is_property else name
-    asked = short if is_property else f"{short}(...)"
+    expression = short if is_property else f"{short}(...)"
     instead = instead or (
-        f"x.to_local().{asked} for this rank's shard, or x.full().{asked} for the whole value"
+        f"x.to_local().{expression} for this rank's shard, "
+        f"or x.full().{expression} for the whole value"
     )
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        found: list[Any] = []
-        collect((args, kwargs), found)
-        spec = next((x._spec for x in found if is_global(x)), "a global tensor")
+        tensors: list[Any] = []
+        collect((args, kwargs), tensors)
+        spec = next((x._spec for x in tensors if is_global(x)), "a global tensor")
         raise RuntimeError(f"{short}: x is {spec}; {reason}. Use {instead}.")
 
     return refuse

@@ -20,9 +20,9 @@ from ....rules import table
 from ...plans.plan import handlers, list_ops
 from ...running.whole_call import call_whole
 from ..writes import reshapes_in_place, written_arguments
-from .call_rewrites import BY_OTHER_CALLS, unless
-from .other_libraries import SAME
-from .questions import OPERATORS, is_question, refusal
+from .call_rewrites import REWRITES, first_supported
+from .other_libraries import REPLACEMENTS
+from .questions import OPERATORS, is_query, refusal
 
 # Operators whose op has another name than the operator without its underscores.
 _OPERATORS = {
@@ -84,7 +84,7 @@ class TorchFunction:
     @cached_property
     def row(self) -> table.Row | None:
         """The op's row in the rule table, which gives the layouts that it supports, or None."""
-        return table.find(self.name) if self.kind == "op" else None
+        return table.find_row(self.name) if self.kind == "op" else None
 
     @cached_property
     def call(self) -> Callable[..., Any] | None:
@@ -97,7 +97,7 @@ class TorchFunction:
         # None for a list op without a handler, which `plan_list_op` plans.
         if handler is not None or self.name.startswith(tuple(list_ops)):
             return handler
-        is_op = self.kind == "op" and not is_question(self.name, self.inplace, self.run)
+        is_op = self.kind == "op" and not is_query(self.name, self.inplace, self.run)
         runs_itself = self.kind in ("open", "whole")
         if self.kind == "raw" or not (is_op or runs_itself):
             return refusal(self.name)
@@ -163,7 +163,7 @@ _POSITIONS = 32
 
 # Resolved property getters. Torch makes a new wrapper object for each call, so the hook cannot
 # cache them by identity.
-_of_properties: dict[tuple[Any, str], TorchFunction] = {}
+_property_getters: dict[tuple[Any, str], TorchFunction] = {}
 
 
 def resolve(func: Callable[..., Any]) -> TorchFunction:
@@ -173,30 +173,30 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
     """
     if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
         prop: Any = func.__self__
-        known = _of_properties.get((prop, func.__name__))
-        if known is None:
-            known = TorchFunction(f"{prop.__name__}.{func.__name__}", False, func, "raw")
-            _of_properties[prop, func.__name__] = known
-        return known
+        function = _property_getters.get((prop, func.__name__))
+        if function is None:
+            function = TorchFunction(f"{prop.__name__}.{func.__name__}", False, func, "raw")
+            _property_getters[prop, func.__name__] = function
+        return function
     namespace = _namespace(func)
-    why = _why_refused(func, namespace)
-    if why is not None:
-        return _refusing(_canonical(getattr(func, "__name__", str(func)))[0], why)
+    reason = _why_refused(func, namespace)
+    if reason is not None:
+        return _refusing_function(_canonical_name(getattr(func, "__name__", str(func)))[0], reason)
     if isinstance(func, OPERATORS):
         return _resolve_op(func, namespace)
     if not namespace.startswith("torch") and isinstance(func, types.FunctionType):
         # A function of another library that calls __torch_function__; rows are for torch's only.
         return TorchFunction(f"{namespace}.{func.__qualname__}", False, opened_body(func), "open")
-    name, inplace = _canonical(getattr(func, "__name__", str(func)))
+    name, inplace = _canonical_name(getattr(func, "__name__", str(func)))
     if isinstance(func, types.FunctionType):
         inner = getattr(func, "__wrapped__", None)
         # A Python wrapper of a builtin, such as Tensor.__pow__: the builtin has the row.
         if inner is not None and not isinstance(inner, types.FunctionType):
             return resolve(inner)
-        row = table.find(name)
+        row = table.find_row(name)
         if row is not None and row.composite:
             return TorchFunction(name, inplace, func, "op")
-        body = unless(BY_OTHER_CALLS.get(func), opened_body(inner or func))
+        body = first_supported(REWRITES.get(func), opened_body(inner or func))
         return TorchFunction(name, inplace, body, "open")
     return TorchFunction(name, inplace, func, "op")
 
@@ -223,7 +223,7 @@ def _why_refused(func: Any, namespace: str) -> str | None:
             "this rank's shard only. Use x.to_global(sbp=...), which plans the collective, or pass "
             "x.to_local()."
         )
-    if name.startswith(("_nested_", "nested_")) and not is_question(name, False, func):
+    if name.startswith(("_nested_", "nested_")) and not is_query(name, False, func):
         return (
             f"torch.nested: {name} was given a global tensor, and a nested tensor of it would hold "
             "this rank's shard only. Use torch.cat and x.split, or x.full() for the whole value."
@@ -237,11 +237,11 @@ def _why_refused(func: Any, namespace: str) -> str | None:
     return None
 
 
-def _refusing(name: str, why: str) -> TorchFunction:
-    """Return a description of the function ``name`` whose calls all raise TypeError(``why``)."""
+def _refusing_function(name: str, reason: str) -> TorchFunction:
+    """Return a description of the function ``name`` whose calls all raise TypeError(``reason``)."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise TypeError(why)
+        raise TypeError(reason)
 
     return TorchFunction(name, False, refuse, "open")
 
@@ -256,19 +256,19 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
     name = func._schema.name if overload else func._qualified_op_name
     name_in_torch = name.split("::")[1]
     if namespace in ("aten", "prims"):
-        return TorchFunction(*_canonical(name_in_torch), func, "op")
-    if namespace == "torch_attn" and table.find(name_in_torch) is not None:
+        return TorchFunction(*_canonical_name(name_in_torch), func, "op")
+    if namespace == "torch_attn" and table.find_row(name_in_torch) is not None:
         return TorchFunction(name_in_torch, False, func, "op")
 
-    marked = written_arguments(func, with_out=True)
+    written = written_arguments(func, with_out=True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return call_whole(name, func, args, kwargs, marked)
+        return call_whole(name, func, args, kwargs, written)
 
-    return TorchFunction(name, False, unless(SAME.get(name), run), "whole")
+    return TorchFunction(name, False, first_supported(REPLACEMENTS.get(name), run), "whole")
 
 
-def _canonical(name: str) -> tuple[str, bool]:
+def _canonical_name(name: str) -> tuple[str, bool]:
     """Return (op, whether in place) for the name of a torch function or operator.
 
     ``"add_" -> ("add", True)``, ``"__and__" -> ("bitwise_and", False)``.
@@ -286,14 +286,14 @@ def handler_name(method: str) -> str:
 
     ``"__iadd__" -> "add_"``
     """
-    name, inplace = _canonical(method)
+    name, inplace = _canonical_name(method)
     return name + "_" * inplace
 
 
-_ASKS = {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+_HOOK_CHECKS = {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
 
 
-def _never(*_: object) -> bool:
+def _return_false(*_: object) -> bool:
     return False
 
 
@@ -304,16 +304,16 @@ class _TorchWithoutHooks:
     """
 
     overrides = types.SimpleNamespace(
-        has_torch_function=_never,
-        has_torch_function_unary=_never,
-        has_torch_function_variadic=_never,
+        has_torch_function=_return_false,
+        has_torch_function_unary=_return_false,
+        has_torch_function_variadic=_return_false,
     )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
-_TORCH = _TorchWithoutHooks()
+_TORCH_WITHOUT_HOOKS = _TorchWithoutHooks()
 
 
 def opened_body(func: types.FunctionType) -> Callable[..., Any]:
@@ -325,21 +325,22 @@ def opened_body(func: types.FunctionType) -> Callable[..., Any]:
     """
     # A copy, because torch's own module must keep its hooks.
     scope = dict(func.__globals__)
-    for name in _ASKS:
+    for name in _HOOK_CHECKS:
         if name in scope:
-            scope[name] = _never
+            scope[name] = _return_false
     for name in func.__code__.co_names:
         # A private helper that checks for hooks on behalf of its public function (torch.meshgrid)
         # would dispatch to that function again, without end.
         helper = scope.get(name)
         if name.startswith("_") and isinstance(helper, types.FunctionType) and helper is not func:
-            if not _ASKS.isdisjoint(helper.__code__.co_names):
+            if not _HOOK_CHECKS.isdisjoint(helper.__code__.co_names):
                 scope[name] = opened_body(helper)
     if "overrides" in func.__code__.co_names:
         if scope.get("torch") is torch:
-            scope["torch"] = _TORCH  # torch.nn.init calls torch.overrides.has_torch_function...
+            # torch.nn.init calls torch.overrides.has_torch_function...
+            scope["torch"] = _TORCH_WITHOUT_HOOKS
         if scope.get("overrides") is torch.overrides:
-            scope["overrides"] = _TORCH.overrides  # torch.sym_int
+            scope["overrides"] = _TORCH_WITHOUT_HOOKS.overrides  # torch.sym_int
     closure = func.__closure__
     if closure and "if_true" in func.__code__.co_freevars:
         # torch's boolean_dispatch (F.max_pool2d and the like): the two bodies in the closure check

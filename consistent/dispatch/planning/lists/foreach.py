@@ -34,7 +34,7 @@ _Tensor = torch.Tensor
 
 # Ops that are not elementwise in the tensors at a position (index of the lists), with their own
 # implementations.
-_OTHERS: dict[str, Callable[..., Any]] = {
+_OWN_IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "_foreach_norm": list_norms.norm,
     "_amp_foreach_non_finite_check_and_unscale_": scaled_gradients.unscale,
 }
@@ -42,7 +42,7 @@ _BY_POSITION = frozenset(("_foreach_max", "_foreach_mm", "_foreach_powsum"))
 # Ops for which torch takes a tensor as the factor of all positions; others read a number from it.
 _TAKE_A_TENSOR = frozenset("_foreach_add _foreach_mul _foreach_div".split())
 # Op on single tensors, where it is not the list op's name without "_foreach_".
-_SINGLE: dict[str, Callable[..., Any]] = {
+_SINGLE_OPS: dict[str, Callable[..., Any]] = {
     "maximum": _Tensor.clamp_min,
     "maximum_": _Tensor.clamp_min_,
     "minimum": _Tensor.clamp_max,
@@ -57,18 +57,18 @@ def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 
     Returns None if no list of tensors is passed.
     """
-    lists = _lists(args, kwargs)
+    lists = _tensor_lists(args, kwargs)
     if not lists:
         return None
     name = function.name + ("_" if function.inplace else "")
-    if name in _OTHERS:
-        return OtherCall(name, _OTHERS[name])
+    if name in _OWN_IMPLEMENTATIONS:
+        return OtherCall(name, _OWN_IMPLEMENTATIONS[name])
     if function.name.startswith("_fused_"):
         return _plan_fused(function, lists, args, kwargs)
     _check_lengths(lists, args, kwargs)
-    layouts = [_common([x[i] for x in lists]) for i in range(len(lists[0]))]
-    if not _fits(function.name, layouts, _factors(args, kwargs)):
-        return OtherCall(function.name, _with_factors(function, layouts))
+    layouts = [_common_spec([x[i] for x in lists]) for i in range(len(lists[0]))]
+    if not _can_take_factors(function.name, layouts, _factors(args, kwargs)):
+        return OtherCall(function.name, _replace_factors(function, layouts))
     if function.name in _BY_POSITION or any(layout is None for layout in layouts):
         return OtherCall(function.name, _one_by_one(function))
     return _plan_on_shards(function, layouts)
@@ -78,10 +78,10 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
     """Return the plan that runs the op on lists of shards, for positions that each have one layout.
 
     If this rank lacks the shards of some positions, or some are plain, the plan calls the op in two
-    groups, see ``_in_groups``.
+    groups, see ``_call_in_groups``.
     """
     if not all(map(_is_held, layouts)):
-        return OtherCall(function.name, _in_groups(function, layouts))
+        return OtherCall(function.name, _call_in_groups(function, layouts))
     plan = OnLists(function.name)
     plan.function, plan.way = function.run, FAST
     plan.inplace, plan.outs = function.inplace, tuple(layouts)
@@ -94,7 +94,7 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
 def _is_held(layout: TensorSpec | _Plain | None) -> bool:
     """Return whether this rank holds shards of the tensors at one position of the lists.
 
-    ``layout`` is that of the tensors (see ``_common``). Plain tensors do not count.
+    ``layout`` is that of the tensors (see ``_common_spec``). Plain tensors do not count.
     """
     return isinstance(layout, TensorSpec) and my_coordinate(layout.placement) is not None
 
@@ -107,7 +107,7 @@ def _plan_fused(
     The shards are used directly if at each position all tensors have one layout, this rank has
     their shards, and no factor is a global tensor.
     """
-    layouts = [_common([x[i] for x in lists if i < len(x)]) for i in range(len(lists[0]))]
+    layouts = [_common_spec([x[i] for x in lists if i < len(x)]) for i in range(len(lists[0]))]
     if not all(map(_is_held, layouts)) or any(map(is_global, _factors(args, kwargs))):
         return OtherCall(function.name, fused_step(function.run))
     plan = OnLists(function.name)
@@ -118,9 +118,9 @@ def _plan_fused(
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def _lists(args: tuple, kwargs: dict) -> list[Sequence[Any]]:
-    found = [a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)]
-    return [a for a in found if any(isinstance(x, _Tensor) for x in a)]
+def _tensor_lists(args: tuple, kwargs: dict) -> list[Sequence[Any]]:
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)]
+    return [a for a in lists if any(isinstance(x, _Tensor) for x in a)]
 
 
 def _factors(args: tuple, kwargs: dict) -> list[Any]:
@@ -131,11 +131,11 @@ def _factors(args: tuple, kwargs: dict) -> list[Any]:
 def _check_lengths(lists: list[Sequence[Any]], args: tuple, kwargs: dict) -> None:
     """Check the lengths of the lists as torch does, with torch's message."""
     count = len(lists[0])
-    for each in (a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)):
-        if len(each) != count:
-            what = "tensors" if any(each is x for x in lists) else "numbers"
+    for items in (a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)):
+        if len(items) != count:
+            what = "tensors" if any(items is x for x in lists) else "numbers"
             raise RuntimeError(
-                f"Tensor lists must have the same number of tensors, got {count} and {len(each)} "
+                f"Tensor lists must have the same number of tensors, got {count} and {len(items)} "
                 f"{what}"
             )
 
@@ -147,7 +147,7 @@ class _Plain:
 _PLAIN = _Plain()
 
 
-def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
+def _common_spec(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
     """Return the spec shared by the tensors at one index of the lists, or None if none fits.
 
     The op would run on their shards, so the spec must not be partial. A 0-d tensor after the first
@@ -161,28 +161,28 @@ def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
     spec: TensorSpec = tensors[0]._spec
     if any(entry.is_partial for entry in spec.sbp):
         return None
-    return spec if all(_lies_as(t, spec) for t in tensors[1:]) else None
+    return spec if all(_has_layout_of(t, spec) for t in tensors[1:]) else None
 
 
-def _lies_as(t: Any, spec: TensorSpec) -> bool:
+def _has_layout_of(t: Any, spec: TensorSpec) -> bool:
     """Return whether the op may run on the shard of ``t`` and shards of tensors with ``spec``."""
     if not is_global(t):
         return t.ndim == 0
-    other: TensorSpec = t._spec
-    if other is spec:
+    own_spec: TensorSpec = t._spec
+    if own_spec is spec:
         return True
-    if other.placement != spec.placement:
+    if own_spec.placement != spec.placement:
         return False
-    alike = (other.sbp, other.shape) == (spec.sbp, spec.shape)
-    return alike or (other.ndim == 0 and all(entry is B for entry in other.sbp))
+    same_layout = (own_spec.sbp, own_spec.shape) == (spec.sbp, spec.shape)
+    return same_layout or (own_spec.ndim == 0 and all(entry is B for entry in own_spec.sbp))
 
 
-def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
+def _can_take_factors(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
     """Return whether the op can take its factors (tensors that apply to all positions) as they are.
 
     Plain factors always fit. A global one fits if it is B, the op takes a tensor as factor, and all
-    specs in ``layouts`` are on its placement. ``layouts`` are the results of ``_common`` for the
-    positions; none may be ``_PLAIN``.
+    specs in ``layouts`` are on its placement. ``layouts`` are the results of ``_common_spec`` for
+    the positions; none may be ``_PLAIN``.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     return all(
@@ -200,21 +200,21 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
+def _replace_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
     """Make a function that replaces each global factor by its value and calls ``function`` again.
 
     A factor is a tensor that applies to all positions of the lists. The value is a B tensor or a
-    plain tensor (see ``_whole``), or a list of numbers where torch reads numbers. The second call
-    is dispatched like any other. ``layouts`` are those of the positions.
+    plain tensor (see ``_factor_value``), or a list of numbers where torch reads numbers. The second
+    call is dispatched like any other. ``layouts`` are those of the positions.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
-    one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
+    placement = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
 
     def value(x: Any) -> Any:
         if not is_global(x):
             return x
         if function.name in _TAKE_A_TENSOR:
-            return _whole(x, one)
+            return _factor_value(x, placement)
         return x.tolist()  # torch reads numbers here, one for all or one per position
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[.
     return call
 
 
-def _whole(x: Any, placement: Placement | None) -> Any:
+def _factor_value(x: Any, placement: Placement | None) -> Any:
     """Return the value of the factor ``x`` as a tensor that does not have to be boxed again.
 
     If ``placement``, that of the list's tensors, is the one of ``x``, it is a B tensor on it;
@@ -236,7 +236,7 @@ def _whole(x: Any, placement: Placement | None) -> Any:
     return plain(box(x, spec, whole_on_world(spec)))
 
 
-def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
+def _call_in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
     """Make a function that calls the op on the positions that this rank holds, then on the others.
 
     At the first positions this rank has shards or plain tensors. At the others it is outside of the
@@ -245,46 +245,52 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
     """
     count = len(layouts)
     follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
-    inside = [i for i in range(count) if not follows[i]]
-    outside = [i for i in range(count) if follows[i]]
+    inside_positions = [i for i in range(count) if not follows[i]]
+    outside_positions = [i for i in range(count) if follows[i]]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if function.inplace and any_moved(args, kwargs):
             return _one_by_one(function)(*args, **kwargs)
         if function.inplace:
             # Not run on meta tensors, but recorders and autograd must see that it writes.
-            written = [plain(args[0][i]) for i in outside if not args[0][i].is_inference()]
+            written = [
+                plain(args[0][i]) for i in outside_positions if not args[0][i].is_inference()
+            ]
             torch.autograd.graph.increment_version(written)
         outs: list[Any] = [None] * count
-        for positions in (inside,) if function.inplace else (inside, outside):
+        for positions in (
+            (inside_positions,) if function.inplace else (inside_positions, outside_positions)
+        ):
             if positions:
-                some, named = (_pick_each(given, positions, count) for given in (args, kwargs))
-                if positions is outside:
+                positional, named = (
+                    _pick_arguments(arguments, positions, count) for arguments in (args, kwargs)
+                )
+                if positions is outside_positions:
                     # Meta kernels written in Python would read the device of a global tensor.
-                    some, named = map_tensors((some, named), plain)
+                    positional, named = map_tensors((positional, named), plain)
                 with HookOff():
-                    made = function.run(*some, **named)
+                    results = function.run(*positional, **named)
                 # In-place list ops may return None.
-                for i, one in zip(positions, made or (), strict=not function.inplace):
-                    outs[i] = one
+                for i, result in zip(positions, results or (), strict=not function.inplace):
+                    outs[i] = result
         if function.inplace:
             return args[0]
-        return tuple(map(_typed, outs, layouts))
+        return tuple(map(_attach_layout, outs, layouts))
 
     return call
 
 
-def _typed(x: torch.Tensor, layout: Any) -> Any:
+def _attach_layout(x: torch.Tensor, layout: Any) -> Any:
     return x if layout is _PLAIN else attach(x, layout.with_dtype(x.dtype))
 
 
-def _pick_each(given: Any, positions: list[int], count: int) -> Any:
-    if isinstance(given, dict):
-        return {name: _pick(value, positions, count) for name, value in given.items()}
-    return tuple(_pick(value, positions, count) for value in given)
+def _pick_arguments(arguments: Any, positions: list[int], count: int) -> Any:
+    if isinstance(arguments, dict):
+        return {name: _pick_items(value, positions, count) for name, value in arguments.items()}
+    return tuple(_pick_items(value, positions, count) for value in arguments)
 
 
-def _pick(value: Any, positions: list[int], count: int) -> Any:
+def _pick_items(value: Any, positions: list[int], count: int) -> Any:
     """Return the items of the list ``value`` at ``positions``.
 
     An argument that is no list with ``count`` items, one per position, is returned as it is.
@@ -301,18 +307,18 @@ def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
     by itself.
     """
     name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
-    single = _SINGLE.get(name) or getattr(_Tensor, name)
+    single = _SINGLE_OPS.get(name) or getattr(_Tensor, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        count = len(_lists(args, kwargs)[0])
+        count = len(_tensor_lists(args, kwargs)[0])
 
-        def at(i: int, value: Any) -> Any:
+        def item_at(i: int, value: Any) -> Any:
             return value[i] if isinstance(value, tuple | list) else value
 
         outs = [
             single(
-                *(at(i, a) for a in _single_args(name, args)),
-                **_single_kwargs(name, args, kwargs, i, at),
+                *(item_at(i, a) for a in _args_of_single(name, args)),
+                **_kwargs_of_single(name, args, kwargs, i, item_at),
             )
             for i in range(count)
         ]
@@ -321,21 +327,21 @@ def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
     return call
 
 
-def _single_args(name: str, args: tuple) -> tuple:
+def _args_of_single(name: str, args: tuple) -> tuple:
     # addcmul and addcdiv take their factor by keyword when they work on single tensors.
     return args[:3] if name.startswith("addc") else args
 
 
-def _single_kwargs(
-    name: str, args: tuple, kwargs: dict, i: int, at: Callable[[int, Any], Any]
+def _kwargs_of_single(
+    name: str, args: tuple, kwargs: dict, i: int, item_at: Callable[[int, Any], Any]
 ) -> dict:
-    numbers = {key: at(i, value) for key, value in kwargs.items() if key != "scalars"}
+    numbers = {key: item_at(i, value) for key, value in kwargs.items() if key != "scalars"}
     if not name.startswith("addc"):
-        return numbers | ({"other": at(i, kwargs["scalars"])} if "scalars" in kwargs else {})
+        return numbers | ({"other": item_at(i, kwargs["scalars"])} if "scalars" in kwargs else {})
     factor = kwargs.get("scalars", args[3] if len(args) > 3 else None)
     if isinstance(factor, _Tensor):  # one per position, which torch reads as numbers
         factor = factor.tolist()
-    return numbers | ({} if factor is None else {"value": at(i, factor)})
+    return numbers | ({} if factor is None else {"value": item_at(i, factor)})
 
 
 list_ops["_foreach_"] = list_ops["_fused_"] = list_ops["_amp_foreach_"] = plan_list_op

@@ -29,16 +29,16 @@ def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = Non
     if records(tensors):
         return tuple(torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors)
     groups: dict[tuple, list[int]] = {}
-    whole = [_settled(t) for t in tensors]
-    for i, t in enumerate(whole):
-        groups.setdefault(_group_of(t, dtype), []).append(i)
-    apart = len({placement for placement, *_ in groups}) > 1
-    outs: list[Any] = [None] * len(whole)
+    inputs = [_reduce_partial(t) for t in tensors]
+    for i, t in enumerate(inputs):
+        groups.setdefault(_group_key(t, dtype), []).append(i)
+    is_on_several = len({placement for placement, *_ in groups}) > 1
+    outs: list[Any] = [None] * len(inputs)
     for (placement, axes, result), members in groups.items():
-        some = [whole[i] for i in members]
-        norms = _norms(some, placement, axes, ord, dtype).to(result)
-        for i, one in zip(members, _placed(norms, placement, apart), strict=True):
-            outs[i] = one
+        group_inputs = [inputs[i] for i in members]
+        norms = _group_norms(group_inputs, placement, axes, ord, dtype).to(result)
+        for i, value in zip(members, _unbind_norms(norms, placement, is_on_several), strict=True):
+            outs[i] = value
     return tuple(outs)
 
 
@@ -47,14 +47,14 @@ def powsum(x: Any, ord: float = 2, dtype: torch.dtype | None = None) -> Any:  # 
     return x.abs().pow(ord).sum(dtype=dtype or x.abs().dtype)
 
 
-def _settled(t: Any) -> Any:
+def _reduce_partial(t: Any) -> Any:
     """Return ``t`` with its P axes boxed to B, since the norm of a sum is not a sum of norms."""
     if not is_global(t) or not any(e.is_partial for e in t._spec.sbp):
         return t
     return rebox(t, t._spec.with_sbp(tuple(B if e.is_partial else e for e in t._spec.sbp)), "norm")
 
 
-def _group_of(t: Any, dtype: torch.dtype | None) -> tuple:
+def _group_key(t: Any, dtype: torch.dtype | None) -> tuple:
     """Return a key; tensors with equal keys are reduced over the ranks together.
 
     It is (placement, axes over which their norms are reduced, dtype of the norms). For a plain
@@ -67,7 +67,7 @@ def _group_of(t: Any, dtype: torch.dtype | None) -> tuple:
     return t._spec.placement, axes if t._spec.numel else (), result
 
 
-def _norms(
+def _group_norms(
     tensors: Sequence[Any],
     placement: Placement | None,
     axes: tuple[int, ...],
@@ -83,29 +83,31 @@ def _norms(
     wide = torch.promote_types(shards[0].dtype if dtype is None else dtype, torch.float32)
     if axes:
         # An empty shard contributes nothing, but for some orders torch raises on it.
-        nothing = float("inf") if ord < 0 else 0.0
-        shards = [x if x.numel() else x.new_full((1,), nothing) for x in shards]
+        neutral = float("inf") if ord < 0 else 0.0
+        shards = [x if x.numel() else x.new_full((1,), neutral) for x in shards]
     local = torch._foreach_norm(shards, ord, dtype=wide)  # pyright: ignore[reportPrivateImportUsage]
-    found = torch.stack(list(local)).to(_WIDE)
+    norms = torch.stack(list(local)).to(_WIDE)
     if placement is None or not axes:
-        return found
+        return norms
     if ord in (float("inf"), -float("inf")):
-        return (max_over if ord > 0 else min_over)(found, placement, axes)
+        return (max_over if ord > 0 else min_over)(norms, placement, axes)
     if ord == 0:
-        return sum_over(found, placement, axes)
-    return sum_over(found**ord, placement, axes) ** (1 / ord)
+        return sum_over(norms, placement, axes)
+    return sum_over(norms**ord, placement, axes) ** (1 / ord)
 
 
-def _placed(norms: torch.Tensor, placement: Placement | None, apart: bool) -> Sequence[Any]:
+def _unbind_norms(
+    norms: torch.Tensor, placement: Placement | None, is_on_several: bool
+) -> Sequence[Any]:
     """Return the stacked ``norms`` of one group as one 0-d tensor per norm.
 
-    They are global B tensors. If ``apart``, which says that the tensors of the call are on several
-    placements or partly plain, they are plain tensors, equal on all ranks.
+    They are global B tensors. If ``is_on_several``, which says that the tensors of the call are on
+    several placements or partly plain, they are plain tensors, equal on all ranks.
     """
     if placement is None:
         return norms.unbind(0)
     spec = TensorSpec.of(placement, (B,) * placement.ndim, norms.shape, norms.dtype)
-    if apart:
+    if is_on_several:
         return box(norms, spec, whole_on_world(spec)).unbind(0)
     scalar = TensorSpec.of(placement, spec.sbp, (), norms.dtype)
-    return [attach(one, scalar) for one in norms.unbind(0)]
+    return [attach(value, scalar) for value in norms.unbind(0)]

@@ -26,13 +26,14 @@ def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
     This is what ``torch.amp.GradScaler`` calls before the optimizer's step. All ranks find the same
     ``found_inf``, and so all skip the step or none.
     """
-    factor, before = _value(inv_scale), _value(found_inf)
-    found = torch.zeros_like(before)
-    checked = [_checked(g) for g in grads]  # communicates, so on every rank in the same order
-    held = [x for x in checked if x is not None and x.device.type != "meta"]
-    if held:
+    factor, previous_flag = _plain_value(inv_scale), _plain_value(found_inf)
+    flag = torch.zeros_like(previous_flag)
+    # Communicates, so on every rank in the same order.
+    tensors = [_tensor_to_check(g) for g in grads]
+    held_tensors = [x for x in tensors if x is not None and x.device.type != "meta"]
+    if held_tensors:
         torch._amp_foreach_non_finite_check_and_unscale_(  # pyright: ignore[reportPrivateImportUsage]
-            held, found, factor
+            held_tensors, flag, factor
         )
     # The op has unscaled the sum of a P gradient, which is temporary; unscale its addends.
     for g in grads:
@@ -41,11 +42,11 @@ def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
     # Decided by specs alone, never by values, so that all ranks take part in the reduction or none.
     if not all(_is_known_to_all(g) for g in grads):
         transport = current()
-        found = transport.all_reduce(found, tuple(range(transport.size)), "max")
-    found_inf.copy_(torch.where(found.to(before.device) > 0, 1.0, before))
+        flag = transport.all_reduce(flag, tuple(range(transport.size)), "max")
+    found_inf.copy_(torch.where(flag.to(previous_flag.device) > 0, 1.0, previous_flag))
 
 
-def _value(x: Any) -> torch.Tensor:
+def _plain_value(x: Any) -> torch.Tensor:
     return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x
 
 
@@ -53,7 +54,7 @@ def _is_partial(g: Any) -> bool:
     return is_global(g) and any(entry.is_partial for entry in g.sbp)
 
 
-def _checked(g: Any) -> torch.Tensor | None:
+def _tensor_to_check(g: Any) -> torch.Tensor | None:
     """Return the tensor that this rank checks for infinities and unscales for the gradient ``g``.
 
     It is the shard. For a P gradient it is a temporary sum over ranks, because the addends may be

@@ -11,7 +11,7 @@ from ...registry import Shards, form
 from ..reductions.extremes import local_extreme
 
 
-def _range(shard: Shards) -> tuple[float, float]:
+def _value_range(shard: Shards) -> tuple[float, float]:
     """Return the smallest and largest element of all shards, as limits of the bins.
 
     If the two are equal, they are moved apart by 1 each, as in torch.
@@ -29,7 +29,7 @@ def _histc(shard: Shards) -> Tensor:
         return x.new_zeros(shard.out_shape())
     low, high = shard.get("min", 0), shard.get("max", 0)
     if low == high:
-        low, high = _range(shard) if shard.specs[0].numel else (0, 1)
+        low, high = _value_range(shard) if shard.specs[0].numel else (0, 1)
     return torch.histc(x, shard.get("bins", 100), low, high)
 
 
@@ -40,9 +40,9 @@ def _histogram(shard: Shards) -> Any:
         counts, edges = (x.new_zeros(shard.out_shape(i)) for i in range(2))
         return torch.return_types.histogram((counts, edges))
     if not isinstance(bins, Tensor) and limits is None:
-        limits = _range(shard) if shard.specs[0].numel else (0.0, 1.0)
-    named: dict[str, Any] = {} if isinstance(bins, Tensor) else {"range": limits}
-    counts, edges = torch.histogram(x, bins, weight=shard.kwargs.get("weight"), **named)
+        limits = _value_range(shard) if shard.specs[0].numel else (0.0, 1.0)
+    range_argument: dict[str, Any] = {} if isinstance(bins, Tensor) else {"range": limits}
+    counts, edges = torch.histogram(x, bins, weight=shard.kwargs.get("weight"), **range_argument)
     if shard.kwargs.get("density", False):
         # torch's density divides by the shard's total; this divides by the total of all shards.
         counts = counts / shard.sum(counts.sum()) / edges.diff()

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....rules.families.indexing.data_dependent import FORM, masked
+from ....rules.families.indexing.data_dependent import FORM, operand_and_mask
 from ....rules.signature import is_split
 from ....spec import TensorSpec
-from ...even_out import evened, gathered, numbers
-from ...join_results import slot
+from ...even_out import balance_rows, gather_ints, gather_rows
+from ...join_results import rank_and_size
 from ...registry import Shards, form
 
 Shapes = list[tuple[int, ...]]
 
 
-def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
+def _balance_rows(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
     """Redistribute the rows that all ranks found, such as nonzero elements, into balanced pieces.
 
     ``rows`` are the tensors, of equal length, that this rank found, one per output. Returns (this
@@ -31,29 +31,33 @@ def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
     """
     # Ranks find different rows only along the axes that split the result's rows.
     axes = tuple(a for a in shard.axes if is_split(shard.outs[0].sbp[a], 0))
-    joint = replace(shard, axes=axes)
-    held = [n for (n,) in numbers(joint, [len(rows[0])], rows[0].device)]
-    made, shapes = [], []
+    row_call = replace(shard, axes=axes)
+    row_counts = [n for (n,) in gather_ints(row_call, [len(rows[0])], rows[0].device)]
+    pieces, shapes = [], []
     for x, out in zip(rows, shard.outs, strict=True):
-        shape = (sum(held), *out.shape[1:])
+        shape = (sum(row_counts), *out.shape[1:])
         spec = TensorSpec.of(shard.placement, out.sbp, shape, out.dtype)
-        boxes = [spec.region(shard.placement.coordinate_of(rank)) for rank in joint.ranks]
-        made.append(evened(joint, x, held, [(starts[0], sizes[0]) for starts, sizes in boxes]))
+        boxes = [spec.region(shard.placement.coordinate_of(rank)) for rank in row_call.ranks]
+        pieces.append(
+            balance_rows(
+                row_call, x, row_counts, [(starts[0], sizes[0]) for starts, sizes in boxes]
+            )
+        )
         shapes.append(shape)
-    return made, shapes
+    return pieces, shapes
 
 
 @form(FORM)
-def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
+def _masked_select(shard: Shards) -> tuple[Tensor, Shapes]:
     """Run masked_select or x[mask] on the shard, and balance the selected rows over the ranks.
 
     Returns (this rank's rows, logical shapes of the outputs), as all forms in this file do.
     """
-    pair = masked(shard.call)
+    pair = operand_and_mask(shard.call)
     assert pair is not None
     x, mask = (shard.tensors[operand.index] for operand in pair)
-    (made,), shapes = _found(shard, [x[mask]])
-    return made, shapes
+    (selected,), shapes = _balance_rows(shard, [x[mask]])
+    return selected, shapes
 
 
 @form("nonzero")
@@ -65,12 +69,12 @@ def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
     start = shard.region()[0][0]
     if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
         first, *rest = shard.tensors[0].nonzero(as_tuple=True)
-        made, shapes = _found(shard, [first + start, *rest])
-        return tuple(made), shapes
+        pieces, shapes = _balance_rows(shard, [first + start, *rest])
+        return tuple(pieces), shapes
     rows = shard.tensors[0].nonzero()
     rows[:, 0] += start
-    (made,), shapes = _found(shard, [rows])
-    return made, shapes
+    (pieces,), shapes = _balance_rows(shard, [rows])
+    return pieces, shapes
 
 
 @form("unique")
@@ -82,17 +86,19 @@ def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
     """
     x = shard.tensors[0].detach()
     inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
-    asked = {"return_inverse": inverse, "return_counts": counts}
-    values, places, repeats = torch.ops.aten._unique2(x, **asked)
-    held = [n for (n,) in numbers(shard, [len(values)], x.device)]
-    every = torch.cat(gathered(shard, values, held))
-    values, to, _ = torch.ops.aten._unique2(every, return_inverse=True)
+    flags = {"return_inverse": inverse, "return_counts": counts}
+    values, places, repeats = torch.ops.aten._unique2(x, **flags)
+    value_counts = [n for (n,) in gather_ints(shard, [len(values)], x.device)]
+    all_values = torch.cat(gather_rows(shard, values, value_counts))
+    values, joint_index, _ = torch.ops.aten._unique2(all_values, return_inverse=True)
     if counts:
         total = torch.zeros_like(values, dtype=torch.int64)
-        repeats = total.index_add(0, to, torch.cat(gathered(shard, repeats, held)))
+        repeats = total.index_add(
+            0, joint_index, torch.cat(gather_rows(shard, repeats, value_counts))
+        )
     if inverse:
-        # This rank's part of ``to`` maps its own unique values to the joint unique values.
-        places = to.split(held)[slot(shard)[0]][places]
+        # This rank's part of ``joint_index`` maps its own unique values to the joint unique values.
+        places = joint_index.split(value_counts)[rank_and_size(shard)[0]][places]
     shapes = [tuple(values.shape), tuple(shard.outs[1].shape), tuple(repeats.shape)]
     return (values, places, repeats), shapes
 
@@ -101,7 +107,7 @@ def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
 def _bincount(shard: Shards) -> tuple[Tensor, Shapes]:
     x, weights = shard.tensors[0], shard.get("weights")
     ends = [-int(x.min()), int(x.max())] if x.numel() else [0, -1]
-    low, high = (max(each) for each in zip(*numbers(shard, ends, x.device), strict=True))
+    low, high = (max(each) for each in zip(*gather_ints(shard, ends, x.device), strict=True))
     if low > 0:  # low is the same on every rank, so all ranks raise together
         raise RuntimeError(
             f"bincount: the input holds {-low}, and counts are of the numbers from 0 on. "

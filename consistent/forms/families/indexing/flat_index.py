@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....rules.families.indexing.data_dependent import masked
+from ....rules.families.indexing.data_dependent import operand_and_mask
 from ....rules.signature import Operand
-from ...join_results import slot, stack
-from ...refused import need, need_in_range
+from ...join_results import rank_and_size, stack
+from ...refused import require, require_in_range
 from ...registry import Shards, form
 
 
-def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
+def _shard_index(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
     """Translate indices into the flattened logical tensor to indices into the flattened shard.
 
     Returns:
@@ -25,19 +25,19 @@ def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
     """
     shape, total = shard.specs[0].shape, shard.specs[0].numel
     # Check first: the masking below would hide indices that torch rejects.
-    need_in_range(index, total, shard.call.name)
-    rest = torch.where(index < 0, index + total, index)
-    place, outside = torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool)
+    require_in_range(index, total, shard.call.name)
+    remainder = torch.where(index < 0, index + total, index)
+    place, outside = torch.zeros_like(remainder), torch.zeros_like(remainder, dtype=torch.bool)
     scale = 1
     for n, start, size in reversed(list(zip(shape, *shard.region(), strict=True))):
-        at = rest % max(n, 1) - start
-        rest = rest // max(n, 1)
-        outside |= (at < 0) | (at >= size)
-        place, scale = place + at * scale, scale * size
+        local = remainder % max(n, 1) - start
+        remainder = remainder // max(n, 1)
+        outside |= (local < 0) | (local >= size)
+        place, scale = place + local * scale, scale * size
     return place.masked_fill(outside, 0), outside
 
 
-def _with_spare(x: Tensor) -> Tensor:
+def _append_zero(x: Tensor) -> Tensor:
     """Flatten ``x`` and append a zero, to be read or written for elements of other ranks."""
     return torch.cat([x.reshape(-1), x.new_zeros(1)])
 
@@ -46,9 +46,9 @@ def _with_spare(x: Tensor) -> Tensor:
 def _take(shard: Shards) -> Tensor:
     """Run take, or take_along_dim without a dim, with 0 for the elements that other ranks hold."""
     x, index = shard.tensors[0], shard.get("index")
-    place, outside = _own_places(shard, index)
+    place, outside = _shard_index(shard, index)
     # Elements of other ranks read the spare element, which is 0.
-    out = _with_spare(x).take(place.masked_fill(outside, x.numel()))
+    out = _append_zero(x).take(place.masked_fill(outside, x.numel()))
     return out.reshape(shard.out_shape())
 
 
@@ -56,10 +56,10 @@ def _take(shard: Shards) -> Tensor:
 def _put(shard: Shards) -> Tensor:
     """Run put; values for elements of other ranks go to a spare element that is then cut off."""
     x = shard.tensors[0]
-    place, outside = _own_places(shard, shard.get("index"))
+    place, outside = _shard_index(shard, shard.get("index"))
     place = place.masked_fill(outside, x.numel())
-    how = bool(shard.get("accumulate", False))
-    out = _with_spare(x).put(place, shard.get("source"), how)[:-1].reshape(x.shape)
+    accumulate = bool(shard.get("accumulate", False))
+    out = _append_zero(x).put(place, shard.get("source"), accumulate)[:-1].reshape(x.shape)
     return x.copy_(out) if shard.call.inplace else out
 
 
@@ -74,8 +74,8 @@ def _masked_scatter(shard: Shards) -> Tensor:
     assert isinstance(operand, Operand)
     if not shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         mask = mask.expand(shard.specs[0].shape)
-    mask, number = _numbered(shard, operand, mask)
-    out = torch.where(mask, _chosen(shard, source.reshape(-1), mask, number), x)
+    mask, number = _number_trues(shard, operand, mask)
+    out = torch.where(mask, _select_values(shard, source.reshape(-1), mask, number), x)
     return x.copy_(out) if shard.call.inplace else out
 
 
@@ -85,16 +85,16 @@ def _masked_write(shard: Shards) -> Tensor:
 
     Each rank writes the rows whose Trues are in its shard.
     """
-    pair = masked(shard.call)
+    pair = operand_and_mask(shard.call)
     assert pair is not None
     x, value = shard.tensors[0], shard.tensors[-1]
-    mask, number = _numbered(shard, pair[1], shard.tensors[pair[1].index])
-    given = _chosen(shard, value.to(x.dtype), mask, number)
-    out = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), given, x)
+    mask, number = _number_trues(shard, pair[1], shard.tensors[pair[1].index])
+    values = _select_values(shard, value.to(x.dtype), mask, number)
+    out = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), values, x)
     return x.copy_(out) if shard.call.inplace else out
 
 
-def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _number_trues(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return this rank's part of ``mask``, and for each True how many Trues come before it.
 
     ``mask`` is the shard of ``operand``, or the whole mask if ``operand`` is not split.
@@ -104,8 +104,8 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
             which row of the values a True takes; where the mask is False it means nothing.
     """
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
-        before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
-        return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
+        trues_before = stack(shard, mask.sum())[: rank_and_size(shard)[0]].sum()
+        return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + trues_before
     number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape)
     for d, (start, size) in enumerate(zip(*shard.region(), strict=True)):
         if d < mask.ndim:
@@ -113,12 +113,12 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
     return mask, number
 
 
-def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+def _select_values(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
     """Return ``rows[number]``, the row of the values for each element of the mask.
 
     Where the mask is False, the row is arbitrary. Raises if there are fewer rows than Trues.
     """
     n = len(rows)
-    need(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
-    spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
-    return spare[number.masked_fill(~mask, n).clamp(0, n)]
+    require(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
+    padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+    return padded[number.masked_fill(~mask, n).clamp(0, n)]

@@ -27,7 +27,7 @@ def attention(shard: Shards) -> Tensor:
     """
     p, axes = shard.get("dropout_p", 0.0), _key_axes(shard)
     if p == 0 and not axes:
-        return _fused(shard)
+        return _run_fused_kernel(shard)
     query, keys, values = (shard.get(name) for name in ("query", "key", "value"))
     if shard.get("enable_gqa", False) and keys.shape[-3]:
         keys = keys.repeat_interleave(query.shape[-3] // keys.shape[-3], -3)
@@ -36,9 +36,9 @@ def attention(shard: Shards) -> Tensor:
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ keys.transpose(-2, -1)
     # In float32, as in torch's kernels: half-precision sums of exponentials would lose small terms.
-    scores = _biased(shard, scores.float() if scores.dtype.itemsize < 4 else scores)
-    chances = _joined_softmax(shard, scores, axes).to(values.dtype)
-    return (_dropped(shard, chances, p) if p else chances) @ values
+    scores = _apply_masks(shard, scores.float() if scores.dtype.itemsize < 4 else scores)
+    probabilities = _joined_softmax(shard, scores, axes).to(values.dtype)
+    return (_apply_dropout(shard, probabilities, p) if p else probabilities) @ values
 
 
 def _key_axes(shard: Shards) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def _key_axes(shard: Shards) -> tuple[int, ...]:
     return tuple(a for a, entry in enumerate(spec.sbp) if entry is S(spec.ndim - 2))
 
 
-def _fused(shard: Shards) -> Tensor:
+def _run_fused_kernel(shard: Shards) -> Tensor:
     """Run torch's own attention kernel on this rank's rows, without dropout and with all keys.
 
     Under a causal mask row i of the shard is row ``first`` + i of the logical tensor, and attends
@@ -60,14 +60,16 @@ def _fused(shard: Shards) -> Tensor:
     query, keys, values = (shard.get(name) for name in ("query", "key", "value"))
     # Leave out the keys that no row sees.
     count = min(keys.shape[-2], first + query.shape[-2])
-    sees = torch.ones(query.shape[-2], count, dtype=torch.bool, device=query.device).tril(first)
+    causal_mask = torch.ones(query.shape[-2], count, dtype=torch.bool, device=query.device).tril(
+        first
+    )
     return shard.run(
-        query, keys.narrow(-2, 0, count), values.narrow(-2, 0, count), attn_mask=sees,
+        query, keys.narrow(-2, 0, count), values.narrow(-2, 0, count), attn_mask=causal_mask,
         scale=shard.get("scale"), enable_gqa=shard.get("enable_gqa", False),
     )  # fmt: skip
 
 
-def _biased(shard: Shards, scores: Tensor) -> Tensor:
+def _apply_masks(shard: Shards, scores: Tensor) -> Tensor:
     """Return ``scores`` with ``attn_mask`` and the causal mask applied.
 
     A score is -inf where a boolean mask is False, and for keys after the position of a causal row.
@@ -75,9 +77,9 @@ def _biased(shard: Shards, scores: Tensor) -> Tensor:
     mask = shard.get("attn_mask")
     if shard.get("is_causal", False):
         rows, columns = scores.shape[-2:]
-        ahead = torch.ones(rows, columns, dtype=torch.bool, device=scores.device)
+        ones = torch.ones(rows, columns, dtype=torch.bool, device=scores.device)
         offset = shard.region(0)[0][-2] - shard.region(1)[0][-2]
-        scores = scores.masked_fill(ahead.triu(1 + offset), -math.inf)
+        scores = scores.masked_fill(ones.triu(1 + offset), -math.inf)
     if mask is None:
         return scores
     if mask.dtype is torch.bool:
@@ -102,16 +104,16 @@ def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Ten
     return weights / total.masked_fill(total == 0, 1.0)
 
 
-def _dropped(shard: Shards, chances: Tensor, p: float) -> Tensor:
-    """Apply dropout to each of the probabilities ``chances`` by its logical index.
+def _apply_dropout(shard: Shards, probabilities: Tensor, p: float) -> Tensor:
+    """Apply dropout to each of the ``probabilities`` by its logical index.
 
     Probabilities have the layout of the result, except for the last dim, which is that of the keys.
     """
     key, out = key_of(shard), shard.outs[0]
     starts, columns = out.region(shard.coordinate)[0], shard.region(1)[0][-2]
     logical = (*out.shape[:-1], shard.specs[1].shape[-2])
-    chances = chances.expand(*shard.out_shape()[:-1], chances.shape[-1])
+    probabilities = probabilities.expand(*shard.out_shape()[:-1], probabilities.shape[-1])
     return load.dropout(
-        chances, p, seed=key.seed, counter=key.counter, starts=(*starts[:-1], columns),
+        probabilities, p, seed=key.seed, counter=key.counter, starts=(*starts[:-1], columns),
         logical_sizes=logical,
     )  # fmt: skip

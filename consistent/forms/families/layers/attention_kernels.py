@@ -17,7 +17,7 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.nn.functional import pad
 
 _aten = torch.ops.aten
-_ALIGNED = 32  # the memory-efficient kernel pads the log-sum-exp to a multiple of this
+_LOG_ALIGNMENT = 32  # the memory-efficient kernel pads the log-sum-exp to a multiple of this
 
 
 class Mask(NamedTuple):
@@ -69,8 +69,8 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Kernel 
 # -- the CPU ---------------------------------------------------------------------------------------
 
 
-def _cpu(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    bias = _expanded(mask.bias, query, key)
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    bias = _kernel_bias(mask.bias, query, key)
     out, log = _aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask.triangle, attn_mask=bias, scale=mask.scale
     )
@@ -84,11 +84,11 @@ def _cpu_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
         _with_last_dim_dense(grad), query, key, value, out, log, 0.0, mask.triangle,
-        attn_mask=_expanded(mask.bias, query, key), scale=mask.scale,
+        attn_mask=_kernel_bias(mask.bias, query, key), scale=mask.scale,
     )  # fmt: skip
 
 
-def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+def _kernel_bias(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     """Return ``bias`` in the form that the CPU kernel requires, for this query and key.
 
     It has the query's dtype, four dims, and full size in rows and keys.
@@ -96,8 +96,8 @@ def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if bias is None:
         return None
     shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])
-    whole = bias.to(query.dtype).expand(*shape, query.shape[-2], key.shape[-2])
-    return _with_last_dim_dense(whole)
+    expanded = bias.to(query.dtype).expand(*shape, query.shape[-2], key.shape[-2])
+    return _with_last_dim_dense(expanded)
 
 
 def _with_last_dim_dense(x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _with_last_dim_dense(x: Tensor) -> Tensor:
 # -- GPUs ------------------------------------------------------------------------------------------
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+def _flash_forward(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     out, log, *_ = _aten._scaled_dot_product_flash_attention(
         query, key, value, 0.0, mask.triangle, scale=mask.scale
     )
@@ -124,7 +124,9 @@ def _flash_backward(
     )  # fmt: skip
 
 
-def _efficient(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+def _efficient_forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor]:
     out, log, *_ = _aten._scaled_dot_product_efficient_attention(
         query, key, value, None, True, 0.0, mask.triangle, scale=mask.scale
     )
@@ -134,15 +136,15 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[T
 def _efficient_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    log = pad(log, (0, -log.shape[-1] % _ALIGNED), value=math.inf).contiguous()
+    log = pad(log, (0, -log.shape[-1] % _LOG_ALIGNMENT), value=math.inf).contiguous()
     unused = torch.zeros((), dtype=torch.int64, device=query.device)  # RNG state for dropout
-    made = _aten._scaled_dot_product_efficient_attention_backward(
+    grads = _aten._scaled_dot_product_efficient_attention_backward(
         _with_last_dim_dense(grad), query, key, value, None, out, log, unused, unused, 0.0,
         [True, True, True, False], mask.triangle, scale=mask.scale,
     )  # fmt: skip
-    return made[:3]
+    return grads[:3]
 
 
-_CPU = Kernel(_cpu, _cpu_backward)
-_FLASH = Kernel(_flash, _flash_backward)
-_EFFICIENT = Kernel(_efficient, _efficient_backward)
+_CPU = Kernel(_cpu_forward, _cpu_backward)
+_FLASH = Kernel(_flash_forward, _flash_backward)
+_EFFICIENT = Kernel(_efficient_forward, _efficient_backward)

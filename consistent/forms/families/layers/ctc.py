@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....rules.notation import MEAN, NONE
 from ...registry import Shards, form
-from ...whole_numbers import whole_numbers
+from ...whole_numbers import read_ints
 
 
 @form("ctc_loss")
@@ -23,12 +23,12 @@ def _ctc(shard: Shards) -> Tensor:
     samples.
     """
     x, targets, reduction = shard.tensors[0], shard.get("targets"), shard.get("reduction", MEAN)
-    lengths, sizes = (_numbers(shard.get(f"{n}_lengths")) for n in ("input", "target"))
-    start, held = shard.region()[0][1], shard.region()[1][1]
+    lengths, sizes = (_lengths_as_ints(shard.get(f"{n}_lengths")) for n in ("input", "target"))
+    start, count = shard.region()[0][1], shard.region()[1][1]
     if targets.ndim == 1:
-        targets = targets.narrow(0, sum(sizes[:start]), sum(sizes[start : start + held]))
-    lengths, sizes = lengths[start : start + held], sizes[start : start + held]
-    if held and shard.coordinate is not None:
+        targets = targets.narrow(0, sum(sizes[:start]), sum(sizes[start : start + count]))
+    lengths, sizes = lengths[start : start + count], sizes[start : start + count]
+    if count and shard.coordinate is not None:
         losses = torch.ctc_loss(
             x,
             targets,
@@ -44,12 +44,12 @@ def _ctc(shard: Shards) -> Tensor:
     if reduction == NONE:
         return losses
     if reduction == MEAN:
-        each = losses.new_tensor(sizes).clamp_min(1)
-        losses = losses / each / shard.specs[0].shape[1]
+        target_lengths = losses.new_tensor(sizes).clamp_min(1)
+        losses = losses / target_lengths / shard.specs[0].shape[1]
     return losses.sum()
 
 
-def _numbers(lengths: Any) -> list[int]:
+def _lengths_as_ints(lengths: Any) -> list[int]:
     if not isinstance(lengths, Tensor):
         return list(lengths)
-    return [0] * len(lengths) if lengths.is_meta else whole_numbers(lengths)
+    return [0] * len(lengths) if lengths.is_meta else read_ints(lengths)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...native import load as native
-from ...refused import need_in_range
+from ...refused import require_in_range
 from ...registry import Shards, form
 
 
@@ -23,7 +23,7 @@ def masked_embedding(shard: Shards) -> Tensor:
     """
     table, index = shard.tensors
     # Check first: the mask would hide indices that torch rejects.
-    need_in_range(index, shard.specs[0].shape[0], shard.call.name)
+    require_in_range(index, shard.specs[0].shape[0], shard.call.name)
     return _LookUp.apply(
         table,
         index,
@@ -53,7 +53,7 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (index,) = ctx.saved_tensors
-        return _AddUp.apply(grad, index, *ctx.where), None, None, None, None
+        return _AddUpGrads.apply(grad, index, *ctx.where), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -61,7 +61,7 @@ class _LookUp(torch.autograd.Function):
         return native.masked_embedding(tangent, index, ctx.where[1])
 
 
-class _AddUp(torch.autograd.Function):
+class _AddUpGrads(torch.autograd.Function):
     """The backward pass of ``_LookUp`` as an autograd function, for second derivatives.
 
     Its own backward looks up rows of the incoming gradient, with zeros for padding.
@@ -90,5 +90,5 @@ class _AddUp(torch.autograd.Function):
                 "  torch does not define the derivative of a gradient that is divided by counts.\n"
                 "  Leave scale_grad_by_freq out, or differentiate once."
             )
-        made = _LookUp.apply(grad, index.masked_fill(index == padding_idx, -1), start, -1, False)
-        return made, None, None, None, None, None
+        rows = _LookUp.apply(grad, index.masked_fill(index == padding_idx, -1), start, -1, False)
+        return rows, None, None, None, None, None

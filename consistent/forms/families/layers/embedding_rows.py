@@ -27,8 +27,8 @@ from mirrored.comm import Ranks
 from mirrored.transports.default import current
 
 from ....spec import piece
-from ...join_results import slot
-from ...refused import need_in_range
+from ...join_results import rank_and_size
+from ...refused import require_in_range
 from ...registry import Shards, form
 from ...whole_numbers import has_values
 
@@ -39,9 +39,9 @@ def rows_of_owners(shard: Shards) -> Tensor:
     table, index = shard.tensors
     if shard.coordinate is None:
         return shard.run(*shard.args, **shard.kwargs)
-    need_in_range(index, shard.specs[0].shape[0], shard.call.name)
+    require_in_range(index, shard.specs[0].shape[0], shard.call.name)
     edges = tuple(itertools.accumulate((sizes[0] for _, sizes in shard.regions()), initial=0))
-    owners = RowOwners(edges, slot(shard)[0], shard.ranks)
+    owners = RowOwners(edges, rank_and_size(shard)[0], shard.ranks)
     add_up = _AddUp(owners, shard.get("padding_idx", -1), shard.get("sparse", False))
     return _LookUp.apply(table, index, add_up)
 
@@ -81,30 +81,34 @@ class RowOwners:
 
         With ``edges`` (0, 3, 6): ``[1, 4, 5] -> [1, 2]``.
         """
-        cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=rows.device)).tolist()
-        return [b - a for a, b in itertools.pairwise(cuts)]
+        boundaries = torch.searchsorted(rows, torch.tensor(self.edges, device=rows.device)).tolist()
+        return [b - a for a, b in itertools.pairwise(boundaries)]
 
-    def ask(self, rows: Tensor, going: list[int]) -> tuple[Tensor, list[int]]:
-        """Request ``rows`` from their owners: ``going[k]`` of them from the k-th rank.
+    def request_rows(self, rows: Tensor, send_counts: list[int]) -> tuple[Tensor, list[int]]:
+        """Request ``rows`` from their owners: ``send_counts[k]`` of them from the k-th rank.
 
         Returns:
             (the rows that all ranks request from this rank, as indices into its shard; the number
             that each rank requests).
         """
-        told = [rows.new_full((1,), n) for n in going]
-        come = torch.cat(current().all_to_all(told, [(1,)] * len(told), self.ranks))
-        coming = come.tolist() if has_values(come) else [going[self.me]] * len(going)
-        asked = self.swap(rows, going, coming)
-        return asked - self.edges[self.me], coming
+        counts = [rows.new_full((1,), n) for n in send_counts]
+        received_counts = torch.cat(current().all_to_all(counts, [(1,)] * len(counts), self.ranks))
+        receive_counts = (
+            received_counts.tolist()
+            if has_values(received_counts)
+            else [send_counts[self.me]] * len(send_counts)
+        )
+        requested_rows = self.exchange_rows(rows, send_counts, receive_counts)
+        return requested_rows - self.edges[self.me], receive_counts
 
-    def swap(self, x: Tensor, going: list[int], coming: list[int]) -> Tensor:
+    def exchange_rows(self, x: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
         """Exchange rows by an all-to-all.
 
-        This rank sends the next ``going[k]`` rows of ``x`` to the k-th rank, and receives
-        ``coming[k]`` rows from it.
+        This rank sends the next ``send_counts[k]`` rows of ``x`` to the k-th rank, and receives
+        ``receive_counts[k]`` rows from it.
         """
-        pieces = [part.contiguous() for part in x.split(going)]
-        shapes = [(n, *x.shape[1:]) for n in coming]
+        pieces = [part.contiguous() for part in x.split(send_counts)]
+        shapes = [(n, *x.shape[1:]) for n in receive_counts]
         return torch.cat(current().all_to_all(pieces, shapes, self.ranks))
 
 
@@ -119,10 +123,14 @@ class _Fetch:
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         table, index = xs
-        rows, places, going = self.owners.unique(index)
-        asked, coming = self.owners.ask(rows, going)
-        found = self.owners.swap(table.index_select(0, asked), coming, going)
-        return [found.index_select(0, places.reshape(-1)).reshape(*index.shape, table.shape[1])]
+        rows, places, send_counts = self.owners.unique(index)
+        requested_rows, receive_counts = self.owners.request_rows(rows, send_counts)
+        received_rows = self.owners.exchange_rows(
+            table.index_select(0, requested_rows), receive_counts, send_counts
+        )
+        return [
+            received_rows.index_select(0, places.reshape(-1)).reshape(*index.shape, table.shape[1])
+        ]
 
 
 @dataclass(frozen=True)
@@ -139,23 +147,27 @@ class _AddUp:
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         grad, index = xs
-        rows, places, going = self.owners.unique(index)
+        rows, places, send_counts = self.owners.unique(index)
         flat = grad.reshape(-1, grad.shape[-1])
-        each = flat.new_zeros(len(rows), grad.shape[-1]).index_add_(0, places.reshape(-1), flat)
+        row_grads = flat.new_zeros(len(rows), grad.shape[-1]).index_add_(
+            0, places.reshape(-1), flat
+        )
         if not self.sparse:
-            each = each.masked_fill_((rows == self.padding).unsqueeze(1), 0)
+            row_grads = row_grads.masked_fill_((rows == self.padding).unsqueeze(1), 0)
         elif self.padding >= 0:
-            kept = rows != self.padding
-            rows, each = rows[kept], each[kept]
-            going = self.owners.counts(rows)
-        asked, coming = self.owners.ask(rows, going)
+            is_kept = rows != self.padding
+            rows, row_grads = rows[is_kept], row_grads[is_kept]
+            send_counts = self.owners.counts(rows)
+        requested_rows, receive_counts = self.owners.request_rows(rows, send_counts)
         first, last = self.owners.edges[self.owners.me : self.owners.me + 2]
         shape = (last - first, grad.shape[-1])
-        came = self.owners.swap(each, going, coming)
+        received_grads = self.owners.exchange_rows(row_grads, send_counts, receive_counts)
         if self.sparse:
-            at = asked.unsqueeze(0)
-            return [torch.sparse_coo_tensor(at, came, shape, check_invariants=False)]
-        return [grad.new_zeros(shape).index_add_(0, asked, came)]
+            entry_index = requested_rows.unsqueeze(0)
+            return [
+                torch.sparse_coo_tensor(entry_index, received_grads, shape, check_invariants=False)
+            ]
+        return [grad.new_zeros(shape).index_add_(0, requested_rows, received_grads)]
 
     def run(self, grad: Tensor, index: Tensor) -> Tensor:
         """Compute the gradient of the shard, in a recorded step as one op.
@@ -187,7 +199,7 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Sum.apply(grad, index, ctx.add_up), None, None
+        return _SumRowGrads.apply(grad, index, ctx.add_up), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -195,7 +207,7 @@ class _LookUp(torch.autograd.Function):
         return _LookUp.apply(tangent, index, ctx.add_up)
 
 
-class _Sum(torch.autograd.Function):
+class _SumRowGrads(torch.autograd.Function):
     """The backward pass of ``_LookUp`` as an autograd function, for second derivatives.
 
     Its own backward looks up rows of the incoming gradient, with zeros for padding.
@@ -210,5 +222,5 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,), add_up = ctx.saved_tensors, ctx.add_up
-        made = _LookUp.apply(grad, index, replace(add_up, padding=-1))
-        return made.masked_fill((index == add_up.padding).unsqueeze(-1), 0), None, None
+        rows = _LookUp.apply(grad, index, replace(add_up, padding=-1))
+        return rows.masked_fill((index == add_up.padding).unsqueeze(-1), 0), None, None

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ....spec import Runs, items_in
+from ....spec import Runs, item_count
 from .ring import Group
 
 
 @dataclass(frozen=True)
-class Wanted:
+class KeyRanges:
     """The ranges of keys that the ranks of a group fetch from each other.
 
     ``runs[rank][source]`` are the (start, size) ranges of the shard of ``source`` that ``rank``
@@ -38,73 +38,77 @@ class Wanted:
         return [k for k in range(len(self.group.ranks)) if k != self.group.me]
 
 
-def fetched(x: Tensor, wanted: Wanted) -> Tensor:
+def fetch_keys(x: Tensor, wanted: KeyRanges) -> Tensor:
     """Fetch the rows of dim -2 that ``wanted`` lists for this rank; differentiable.
 
     They are in the order of the ranks that hold them, with this rank's own among them. ``x`` is
     this rank's shard.
     """
-    return _Fetch.apply(x, wanted)
+    return _FetchKeys.apply(x, wanted)
 
 
-class _Fetch(torch.autograd.Function):
+class _FetchKeys(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wanted: Wanted) -> Tensor:
+    def forward(ctx: Any, x: Tensor, wanted: KeyRanges) -> Tensor:
         ctx.wanted, ctx.rows = wanted, x.shape[-2]
         me = wanted.group.me
-        parts = [_taken(x, wanted.runs[k][me]) for k in range(len(wanted.group.ranks))]
-        sizes = [items_in(wanted.runs[me][k]) for k in range(len(wanted.group.ranks))]
-        return torch.cat(_exchanged(wanted, parts, sizes), -2)
+        parts = [_rows_in_runs(x, wanted.runs[k][me]) for k in range(len(wanted.group.ranks))]
+        sizes = [item_count(wanted.runs[me][k]) for k in range(len(wanted.group.ranks))]
+        return torch.cat(_exchange_parts(wanted, parts, sizes), -2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Give.apply(grad, ctx.wanted, ctx.rows), None
+        return _ReturnGrads.apply(grad, ctx.wanted, ctx.rows), None
 
 
-class _Give(torch.autograd.Function):
+class _ReturnGrads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, wanted: Wanted, rows: int) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, wanted: KeyRanges, rows: int) -> Tensor:
         ctx.wanted = wanted
         me = wanted.group.me
         count = len(wanted.group.ranks)
-        parts = grad.split([items_in(wanted.runs[me][k]) for k in range(count)], -2)
-        sizes = [items_in(wanted.runs[k][me]) for k in range(count)]
+        parts = grad.split([item_count(wanted.runs[me][k]) for k in range(count)], -2)
+        sizes = [item_count(wanted.runs[k][me]) for k in range(count)]
         # Several ranks may have fetched the same rows, so their gradients add up.
-        into = grad.new_zeros((*grad.shape[:-2], rows, grad.shape[-1]))
-        for k, part in enumerate(_exchanged(wanted, parts, sizes)):
+        total_grad = grad.new_zeros((*grad.shape[:-2], rows, grad.shape[-1]))
+        for k, part in enumerate(_exchange_parts(wanted, parts, sizes)):
             place = 0
             for start, size in wanted.runs[k][me]:
-                into[..., start : start + size, :] += part[..., place : place + size, :]
+                total_grad[..., start : start + size, :] += part[..., place : place + size, :]
                 place += size
-        return into
+        return total_grad
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Fetch.apply(grad, ctx.wanted), None, None
+        return _FetchKeys.apply(grad, ctx.wanted), None, None
 
 
-def _taken(x: Tensor, runs: Runs) -> Tensor:
+def _rows_in_runs(x: Tensor, runs: Runs) -> Tensor:
     """Return the rows of ``x`` in the ranges ``runs``, concatenated."""
     parts = [x.narrow(-2, start, size) for start, size in runs]
     return torch.cat(parts, -2) if parts else x[..., :0, :]
 
 
-def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+def _exchange_parts(
+    wanted: KeyRanges, parts: Sequence[Tensor], sizes: Sequence[int]
+) -> list[Tensor]:
     """Send ``parts[k]`` to the k-th rank, and return what arrives from each rank.
 
     The part from the k-th rank has ``sizes[k]`` rows; this rank keeps its own part.
     """
     group, like = wanted.group, parts[0]
-    found = list(parts)
-    going = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]
-    from_ = [k for k in wanted.others if sizes[k]]
-    shapes = [(*like.shape[:-2], sizes[k], like.shape[-1]) for k in from_]
-    coming = [(group.ranks[k], shape, like.dtype) for k, shape in zip(from_, shapes, strict=True)]
+    received = list(parts)
+    sends = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]
+    sources = [k for k in wanted.others if sizes[k]]
+    shapes = [(*like.shape[:-2], sizes[k], like.shape[-1]) for k in sources]
+    receives = [
+        (group.ranks[k], shape, like.dtype) for k, shape in zip(sources, shapes, strict=True)
+    ]
     for k in wanted.others:
-        found[k] = like[..., :0, :]
+        received[k] = like[..., :0, :]
     # The condition is the same on every rank, so that all or none of them enter the exchange.
     if any(runs for k, row in enumerate(wanted.runs) for j, runs in enumerate(row) if j != k):
-        arrived = current().exchange(going, coming, group.ranks, like.device)
-        for k, x in zip(from_, arrived, strict=True):
-            found[k] = x
-    return found
+        arrived = current().exchange(sends, receives, group.ranks, like.device)
+        for k, x in zip(sources, arrived, strict=True):
+            received[k] = x
+    return received

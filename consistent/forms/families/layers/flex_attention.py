@@ -16,16 +16,16 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ....movement.recut import places
-from ....spec import Runs, items_in
-from ....spec.cut import joined
+from ....movement.recut import indices_of_runs
+from ....spec import Runs, item_count
+from ....spec.cut import merge_runs
 from ...registry import Shards, form
-from .block_attention import heads_for
-from .fetched_keys import Wanted, fetched
-from .ring import Group, within
-from .ring_attention import group_of, nothing, scale_of
+from .block_attention import repeat_heads
+from .fetched_keys import KeyRanges, fetch_keys
+from .ring import Group, to_shard_positions
+from .ring_attention import empty_output, group_of, scale_of
 
-Places = tuple[Tensor, Tensor, Tensor, Tensor]
+Positions = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class PositionMods(Protocol):
@@ -35,14 +35,14 @@ class PositionMods(Protocol):
     in ``dispatch/running`` implements it.
     """
 
-    learned: Sequence[Tensor]  # tensors that the functions read and that have a gradient
+    tensors_with_grad: Sequence[Tensor]  # tensors that the functions read and that have a gradient
     block_size: tuple[int, int]
 
-    def scores(self, scores: Tensor, at: Places) -> Tensor: ...
+    def scores(self, scores: Tensor, at: Positions) -> Tensor: ...
 
-    def sees(self, at: Places) -> Tensor | None: ...
+    def mask(self, at: Positions) -> Tensor | None: ...
 
-    def seen_blocks(self) -> Tensor | None: ...
+    def attended_blocks(self) -> Tensor | None: ...
 
 
 @form("flex_attention")
@@ -54,34 +54,40 @@ def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = shard.tensors
     mods: Any = shard.get("mods")
     if shard.coordinate is None:
-        given = [*shard.tensors, *mods.learned]
-        return nothing(shard, given), nothing(shard, given, 1), nothing(shard, given, 2)
+        inputs = [*shard.tensors, *mods.tensors_with_grad]
+        return (
+            empty_output(shard, inputs),
+            empty_output(shard, inputs, 1),
+            empty_output(shard, inputs, 2),
+        )
     group = group_of(shard, -2)
-    wanted = _wanted(group, mods)
-    key, value = (fetched(x, wanted) for x in (key, value))
-    return _Rows(shard, group, wanted, mods).attend(query, key, value)
+    wanted = _keys_to_fetch(group, mods)
+    key, value = (fetch_keys(x, wanted) for x in (key, value))
+    return _RowAttention(shard, group, wanted, mods).attend(query, key, value)
 
 
-def _wanted(group: Group, mods: PositionMods) -> Wanted:
+def _keys_to_fetch(group: Group, mods: PositionMods) -> KeyRanges:
     """Return which keys each rank must fetch from each other rank, by blocks of the block mask."""
     # A recorded step cannot depend on the values of the block mask, so it fetches all keys.
-    blocks = None if current().records else mods.seen_blocks()
-    seen = [_seen(rows, blocks, mods.block_size) for rows in group.rows]
-    return Wanted(
+    blocks = None if current().records else mods.attended_blocks()
+    seen = [_seen_keys(rows, blocks, mods.block_size) for rows in group.rows]
+    return KeyRanges(
         group,
-        tuple(tuple(_held(each, keys) for keys in group.keys) for each in seen),
+        tuple(tuple(_seen_keys_of_shard(each, keys) for keys in group.keys) for each in seen),
     )
 
 
-def _held(seen: Runs | None, keys: Runs) -> Runs:
+def _seen_keys_of_shard(seen: Runs | None, keys: Runs) -> Runs:
     """Return which keys of a shard that holds ``keys`` are in ``seen``, as ranges of the shard.
 
     ``seen`` are logical ranges; None means all keys.
     """
-    return ((0, items_in(keys)),) if seen is None and keys else within(seen or (), keys)
+    return (
+        ((0, item_count(keys)),) if seen is None and keys else to_shard_positions(seen or (), keys)
+    )
 
 
-def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
+def _seen_keys(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
     """Return the keys that the rows in these ranges attend to, as (start, size) ranges.
 
     ``blocks`` is the matrix of which row block attends to which key block, with blocks of ``size``.
@@ -89,27 +95,30 @@ def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | No
     """
     if blocks is None:
         return None
-    found = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
+    seen_blocks = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
     for start, count in rows:
-        found |= blocks[start // size[0] : -(-(start + count) // size[0])].any(0)
-    return joined((k * size[1], size[1]) for k in found.nonzero().flatten().tolist())
+        seen_blocks |= blocks[start // size[0] : -(-(start + count) // size[0])].any(0)
+    return merge_runs((k * size[1], size[1]) for k in seen_blocks.nonzero().flatten().tolist())
 
 
-class _Rows:
+class _RowAttention:
     """Attention of this rank's rows to the keys that were fetched for them."""
 
-    def __init__(self, shard: Shards, group: Group, wanted: Wanted, mods: PositionMods) -> None:
+    def __init__(self, shard: Shards, group: Group, wanted: KeyRanges, mods: PositionMods) -> None:
         self.mods, self.group = mods, group
-        self.blocks = None if current().records else mods.seen_blocks()
-        at = shard.coordinate
-        assert at is not None
-        runs = shard.specs[0].runs(at)
+        self.blocks = None if current().records else mods.attended_blocks()
+        coordinate = shard.coordinate
+        assert coordinate is not None
+        runs = shard.specs[0].runs(coordinate)
         device = shard.tensors[0].device
-        self.batch, self.head = (places(r).to(device) for r in runs[:2])
+        self.batch, self.head = (indices_of_runs(r).to(device) for r in runs[:2])
         self.rows = runs[2]
         self.scale = scale_of(shard, shard.tensors[0])
-        mine = wanted.runs[group.me]
-        logical = [places(keys)[places(held)] for held, keys in zip(mine, group.keys, strict=True)]
+        own_runs = wanted.runs[group.me]
+        logical = [
+            indices_of_runs(keys)[indices_of_runs(fetched_runs)]
+            for fetched_runs, keys in zip(own_runs, group.keys, strict=True)
+        ]
         self.keys = torch.cat(logical).to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,46 +126,50 @@ class _Rows:
 
         Returns (result, log-sum-exp, largest score).
         """
-        place, found = 0, []
+        place, results = 0, []
         for start, size in self.rows or ((0, 0),):
             rows = torch.arange(start, start + size, device=query.device)
-            chosen = self._chosen(start, size)
-            some = [x if chosen is None else x[..., chosen, :] for x in (key, value)]
-            keys = self.keys if chosen is None else self.keys[chosen]
-            at = self.batch, self.head, rows, keys
-            found.append(self._run(query[..., place : place + size, :], some[0], some[1], at))
+            indices = self._seen_indices(start, size)
+            selected = [x if indices is None else x[..., indices, :] for x in (key, value)]
+            keys = self.keys if indices is None else self.keys[indices]
+            positions = self.batch, self.head, rows, keys
+            results.append(
+                self._attend_range(
+                    query[..., place : place + size, :], selected[0], selected[1], positions
+                )
+            )
             place += size
-        out, log, top = zip(*found, strict=True)
+        out, log, top = zip(*results, strict=True)
         return torch.cat(out, -2), torch.cat(log, -1), torch.cat(top, -1)
 
-    def _chosen(self, start: int, size: int) -> Tensor | None:
+    def _seen_indices(self, start: int, size: int) -> Tensor | None:
         """Return the indices of the fetched keys that ``size`` rows from ``start`` on attend to.
 
         Returns None if they attend to all of them.
         """
         if len(self.rows) == 1 or self.blocks is None:
             return None
-        seen = _seen(((start, size),), self.blocks, self.mods.block_size)
+        seen = _seen_keys(((start, size),), self.blocks, self.mods.block_size)
         inside = [(self.keys >= a) & (self.keys < a + n) for a, n in seen or ()]
         if not inside:
             return self.keys[:0]
         return torch.stack(inside).any(0).nonzero().flatten()
 
-    def _run(
-        self, query: Tensor, key: Tensor, value: Tensor, at: Places
+    def _attend_range(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Positions
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-        key, value = (heads_for(x, query) for x in (key, value))
+        key, value = (repeat_heads(x, query) for x in (key, value))
         if not query[..., 0].numel() or not key.shape[-2]:
-            return self._empty(query, key, value, wide)
-        scores = self.mods.scores(query.to(wide) @ key.to(wide).mT * self.scale, at)
-        sees = self.mods.sees(at)
-        if sees is not None:
-            scores = scores.masked_fill(~sees, -math.inf)
-        chances = torch.ops.aten._safe_softmax(scores, -1)
-        return chances.to(query.dtype) @ value, _log(scores), scores.amax(-1)
+            return self._empty_result(query, key, value, wide)
+        scores = self.mods.scores(query.to(wide) @ key.to(wide).mT * self.scale, positions)
+        mask = self.mods.mask(positions)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        probabilities = torch.ops.aten._safe_softmax(scores, -1)
+        return probabilities.to(query.dtype) @ value, _logsumexp(scores), scores.amax(-1)
 
-    def _empty(
+    def _empty_result(
         self, query: Tensor, key: Tensor, value: Tensor, wide: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return zeros and log-sum-exps of -inf, for no rows or for rows without keys.
@@ -164,20 +177,24 @@ class _Rows:
         The result has an autograd graph in which every input gets a gradient of zeros, as on other
         ranks.
         """
-        given = (query, key, value, *self.mods.learned)
+        inputs = (query, key, value, *self.mods.tensors_with_grad)
         # A zero whose autograd graph reaches every input.
-        none = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in given]).sum()
-        rows = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
-        out = query.new_zeros((*query.shape[:-1], value.shape[-1])) + none
-        return out.to(query.dtype), rows, rows
+        zero = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in inputs]).sum()
+        statistics = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
+        out = query.new_zeros((*query.shape[:-1], value.shape[-1])) + zero
+        return out.to(query.dtype), statistics, statistics
 
 
-def _log(scores: Tensor) -> Tensor:
+def _logsumexp(scores: Tensor) -> Tensor:
     """Return the log-sum-exp of each row.
 
     Where all scores of a row are -inf, the gradient is zero, where that of torch's logsumexp is
     NaN.
     """
     # The gradient of logsumexp is NaN for a row of -inf, so mask such rows before and after.
-    dead = (scores == -math.inf).all(-1)
-    return scores.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -math.inf)
+    is_masked = (scores == -math.inf).all(-1)
+    return (
+        scores.masked_fill(is_masked.unsqueeze(-1), 0.0)
+        .logsumexp(-1)
+        .masked_fill(is_masked, -math.inf)
+    )

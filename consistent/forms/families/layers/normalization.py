@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....spec import S
-from ...join_results import wide
+from ...join_results import widen
 from ...registry import Shards, form
 
 
@@ -25,7 +25,7 @@ def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tens
     return mean, shard.sum((x - mean).square().sum(tuple(dims), keepdim=True)) / n
 
 
-def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
+def apply_affine(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
     """Apply the call's affine parameters to a normalized ``y``: y * weight + bias.
 
     Weight and bias may be absent, and are reshaped to ``shape``. The result has the dtype of the
@@ -40,7 +40,7 @@ def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
     return y.to(shard.outs[0].dtype)
 
 
-def _channels(x: Tensor) -> list[int]:
+def _channel_shape(x: Tensor) -> list[int]:
     """Return the shape in which a vector of one number per channel broadcasts to ``x``.
 
     ``[1, -1, 1, 1]`` for images [n, c, h, w].
@@ -48,7 +48,7 @@ def _channels(x: Tensor) -> list[int]:
     return [1, -1] + [1] * (x.ndim - 2) if x.shape[1] else [1, 0] + [1] * (x.ndim - 2)
 
 
-def _last(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _normalized_dims(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (the dims that layer_norm or rms_norm normalizes, local shape of its weight)."""
     x, count = shard.tensors[0], len(shard.get("normalized_shape"))
     return tuple(range(x.ndim - count, x.ndim)), tuple(x.shape[x.ndim - count :])
@@ -56,15 +56,15 @@ def _last(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @form("layer_norm")
 def _layer_norm(shard: Shards) -> Any:
-    dims, shape = _last(shard)
-    x = wide(shard.tensors[0])
+    dims, shape = _normalized_dims(shard)
+    x = widen(shard.tensors[0])
     mean, variance = moments(shard, x, dims)
     scale = (variance + shard.get("eps", 1e-5)).rsqrt()
-    y = scaled(shard, (x - mean) * scale, shape)
-    return y if len(shard.outs) == 1 else (y, *_saved(shard, mean, scale))
+    y = apply_affine(shard, (x - mean) * scale, shape)
+    return y if len(shard.outs) == 1 else (y, *_saved_statistics(shard, mean, scale))
 
 
-def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
+def _saved_statistics(shard: Shards, *statistics: Tensor) -> list[Tensor]:
     """Return the statistics that native_layer_norm also returns: mean and 1 / deviation.
 
     They are converted to the dtypes in which it returns them.
@@ -74,12 +74,12 @@ def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
 
 @form("rms_norm")
 def _rms_norm(shard: Shards) -> Tensor:
-    dims, shape = _last(shard)
-    x, eps = wide(shard.tensors[0]), shard.get("eps")
+    dims, shape = _normalized_dims(shard)
+    x, eps = widen(shard.tensors[0]), shard.get("eps")
     n = math.prod(shard.specs[0].shape[d] for d in dims)
     square = shard.sum(x.square().sum(dims, keepdim=True)) / n
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return scaled(shard, x * (square + eps).rsqrt(), shape)
+    return apply_affine(shard, x * (square + eps).rsqrt(), shape)
 
 
 @form("group_norm")
@@ -89,14 +89,16 @@ def _group_norm(shard: Shards) -> Tensor:
     Each rank gets the statistics of all groups, [samples, groups], and normalizes its channels by
     those of their groups.
     """
-    x, groups = wide(shard.tensors[0]), shard.get("num_groups")
+    x, groups = widen(shard.tensors[0]), shard.get("num_groups")
     logical = shard.specs[0].shape
     axes_of_channels = [a for a, e in enumerate(shard.specs[0].sbp) if e is S(1)]
     if groups % shard.placement.size == 0 and set(shard.axes) <= set(axes_of_channels):
         # Every rank has whole groups, so there is nothing to join.
-        own = groups * x.shape[1] // logical[1]
+        own_groups = groups * x.shape[1] // logical[1]
         eps = shard.get("eps", 1e-5)
-        return torch.group_norm(shard.tensors[0], own, shard.get("weight"), shard.get("bias"), eps)
+        return torch.group_norm(
+            shard.tensors[0], own_groups, shard.get("weight"), shard.get("bias"), eps
+        )
     size = logical[1] // groups
     first = shard.region()[0][1]
     group = torch.arange(first, first + x.shape[1], device=x.device) // size
@@ -110,7 +112,7 @@ def _group_norm(shard: Shards) -> Tensor:
 
     centred = x - mean(x)
     y = centred * (mean(centred.square()) + shard.get("eps", 1e-5)).rsqrt()
-    return scaled(shard, y, _channels(x))
+    return apply_affine(shard, y, _channel_shape(x))
 
 
 @form("batch_norm")
@@ -119,23 +121,27 @@ def _batch_norm(shard: Shards) -> Tensor:
 
     Every rank updates its copy of the running statistics in the same way.
     """
-    x = wide(shard.tensors[0])
+    x = widen(shard.tensors[0])
     dims = [d for d in range(x.ndim) if d != 1]
     mean, variance = moments(shard, x, dims)
     n = math.prod(shard.specs[0].shape[d] for d in dims)
     momentum = shard.get("momentum", 0.1)
     # As in torch, running_var takes the unbiased variance, and the output uses the biased one.
     unbiased = variance * (n / max(n - 1, 1))
-    for name, now in (("running_mean", mean), ("running_var", unbiased)):
+    for name, statistic in (("running_mean", mean), ("running_var", unbiased)):
         running = shard.get(name)
         if running is not None:
             with torch.no_grad():
-                running.lerp_(now.reshape(running.shape).to(running.dtype), momentum)
-    return scaled(shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channels(x))
+                running.lerp_(statistic.reshape(running.shape).to(running.dtype), momentum)
+    return apply_affine(
+        shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channel_shape(x)
+    )
 
 
 @form("instance_norm")
 def _instance_norm(shard: Shards) -> Tensor:
-    x = wide(shard.tensors[0])
+    x = widen(shard.tensors[0])
     mean, variance = moments(shard, x, range(2, x.ndim))
-    return scaled(shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channels(x))
+    return apply_affine(
+        shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channel_shape(x)
+    )

@@ -24,11 +24,11 @@ from mirrored.transports.default import current
 from ....movement import differentiable
 from ....spec import Runs, S, Split, TensorSpec
 from ...random.draw import key_of
-from ...random.dropout import dropped_runs
+from ...random.dropout import apply_dropout_to_runs
 from ...random.generator import RngState
 from ...registry import Shards, form
 from .ring import Group, Needs, Ring, needs_of
-from .sight import Sight, whole
+from .sight import Sight, single_document
 
 
 @form("ring_attention")
@@ -41,12 +41,13 @@ def ring_attention(shard: Shards) -> Tensor:
     mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
     random = key_of(shard) if p else None
     if shard.coordinate is None:
-        return nothing(shard, [x for x in (query, key, value, mask) if x is not None])
+        return empty_output(shard, [x for x in (query, key, value, mask) if x is not None])
     group = group_of(shard, -2)
     rows, keys = (shard.specs[i].shape[-2] for i in (0, 1))
     round_ = Round(
-        group, scale_of(shard, query), whole(rows, keys, bool(shard.get("is_causal", False))),
-        masked=mask is not None, drop=None if random is None else _drop(shard, p, random),
+        group, scale_of(shard, query),
+        single_document(rows, keys, bool(shard.get("is_causal", False))),
+        masked=mask is not None, drop=None if random is None else _block_dropout(shard, p, random),
     )  # fmt: skip
     return attend_round(round_, query, key, value, () if mask is None else (mask,))[0]
 
@@ -58,21 +59,23 @@ def heads_attention(shard: Shards) -> Tensor:
     The first gathers the sequences and splits the heads; the second splits the result by rows
     again.
     """
-    at = S(shard.specs[0].ndim - 3)
+    head_split = S(shard.specs[0].ndim - 3)
     axes = [a for a in shard.axes if _splits_rows(shard, a)]
-    placed = [_with(spec, axes, at) for spec in (*shard.specs[:3], shard.outs[0])]
+    head_specs = [
+        _replace_entries(spec, axes, head_split) for spec in (*shard.specs[:3], shard.outs[0])
+    ]
     query, key, value = (
-        differentiable.box(x, have, want)
-        for x, have, want in zip(shard.tensors[:3], shard.specs, placed, strict=False)
+        differentiable.box(x, src, dst)
+        for x, src, dst in zip(shard.tensors[:3], shard.specs, head_specs, strict=False)
     )
     out = shard.run(
         query, key, value, shard.get("attn_mask"), is_causal=shard.get("is_causal", False),
         scale=shard.get("scale"), enable_gqa=shard.get("enable_gqa", False),
     )  # fmt: skip
-    return differentiable.box(out, placed[-1], shard.outs[0])
+    return differentiable.box(out, head_specs[-1], shard.outs[0])
 
 
-def _with(spec: TensorSpec, axes: Sequence[int], entry: Any) -> TensorSpec:
+def _replace_entries(spec: TensorSpec, axes: Sequence[int], entry: Any) -> TensorSpec:
     """Return ``spec`` with the SBP ``entry`` on ``axes``."""
     return spec.with_sbp(tuple(entry if a in axes else e for a, e in enumerate(spec.sbp)))
 
@@ -93,9 +96,9 @@ def group_of(shard: Shards, dim: int) -> Group:
     """
     axes = tuple(a for a in shard.axes if _splits_rows(shard, a, dim))
     ranks = replace(shard, axes=axes).ranks
-    at = [shard.placement.coordinate_of(rank) for rank in ranks]
-    rows, keys = ([spec.runs(c)[dim] for c in at] for spec in shard.specs[:2])
-    return Group(ranks, at.index(shard.coordinate), tuple(rows), tuple(keys))
+    coordinates = [shard.placement.coordinate_of(rank) for rank in ranks]
+    rows, keys = ([spec.runs(c)[dim] for c in coordinates] for spec in shard.specs[:2])
+    return Group(ranks, coordinates.index(shard.coordinate), tuple(rows), tuple(keys))
 
 
 def scale_of(shard: Shards, query: Tensor) -> float:
@@ -104,20 +107,20 @@ def scale_of(shard: Shards, query: Tensor) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
+def empty_output(shard: Shards, inputs: Sequence[Tensor], index: int = 0) -> Tensor:
     """Return output ``index`` on a rank outside the placement, which has no values to compute.
 
-    Its autograd graph reaches all tensors in ``given`` that need a gradient, so that such a rank
+    Its autograd graph reaches all tensors in ``inputs`` that need a gradient, so that such a rank
     runs the same backward pass.
     """
     spec = shard.outs[index]
-    out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=given[0].device)
-    learned = [x.sum() for x in given if x.requires_grad]
-    return out + sum(learned[1:], learned[0]).to(out.dtype) if learned else out
+    out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=inputs[0].device)
+    sums = [x.sum() for x in inputs if x.requires_grad]
+    return out + sum(sums[1:], sums[0]).to(out.dtype) if sums else out
 
 
 @dataclass(frozen=True)
-class _Drop:
+class _BlockDropout:
     """Applies dropout to a block of probabilities, by a mask that depends on logical indices only.
 
     Called with the probabilities and the logical (row, key) of the first.
@@ -128,19 +131,21 @@ class _Drop:
     lead: tuple[Runs, ...]  # runs of the dims before rows and keys
     sizes: tuple[int, ...]
 
-    def __call__(self, chances: Tensor, at: tuple[int, int]) -> Tensor:
-        places = [((a, n),) for a, n in zip(at, chances.shape[-2:], strict=True)]
-        return dropped_runs(chances, self.p, [*self.lead, *places], self.sizes, self.random)
+    def __call__(self, probabilities: Tensor, position: tuple[int, int]) -> Tensor:
+        block_runs = [((a, n),) for a, n in zip(position, probabilities.shape[-2:], strict=True)]
+        return apply_dropout_to_runs(
+            probabilities, self.p, [*self.lead, *block_runs], self.sizes, self.random
+        )
 
 
-def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
+def _block_dropout(shard: Shards, p: float, random: RngState) -> _BlockDropout:
     """Return the dropout of this call's probabilities, as a function of a block of them.
 
     ``p`` is the fraction to drop, ``random`` the random key.
     """
     lead = tuple(shard.outs[0].runs(shard.coordinate)[:-2])
     sizes = (*shard.outs[0].shape[:-1], shard.specs[1].shape[-2])
-    return _Drop(p, random, lead, sizes)
+    return _BlockDropout(p, random, lead, sizes)
 
 
 # -- under autograd --------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class Round:
     scale: float
     sight: Sight | Any
     masked: bool = False
-    drop: _Drop | None = None
+    drop: _BlockDropout | None = None
 
     def ring(self, given: Sequence[Tensor]) -> tuple[Ring, Tensor | None]:
         """Return (the ``Ring`` to run, the mask or None).
@@ -174,14 +179,14 @@ class Round:
         needs = needs_of(self.group, sight, mask) if is_read else Needs(self.group, sight)
         return Ring(needs, self.scale, self.drop), mask
 
-    def run(self, way: Any, xs: list[Tensor]) -> list[Tensor]:
-        """Run ``way(xs)``, the forward or backward pass as a function of tensors.
+    def run(self, function: Any, xs: list[Tensor]) -> list[Tensor]:
+        """Run ``function(xs)``, the forward or backward pass as a function of tensors.
 
         A recorded step records it as one op, except with dropout.
         """
         if self.drop is not None:
-            return way(xs)
-        return current().as_one(way, xs, self.group.ranks)
+            return function(xs)
+        return current().as_one(function, xs, self.group.ranks)
 
 
 @dataclass(frozen=True)
@@ -191,8 +196,8 @@ class _Forward:
     round: Round
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        query, key, value, *given = xs
-        ring, mask = self.round.ring(given)
+        query, key, value, *mask_or_starts = xs
+        ring, mask = self.round.ring(mask_or_starts)
         return list(ring.forward(query, key, value, mask))
 
 
@@ -204,18 +209,18 @@ class _Backward:
     of_mask: bool
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        grad, query, key, value, out, total, *given = xs
-        ring, mask = self.round.ring(given)
+        grad, query, key, value, out, total, *mask_or_starts = xs
+        ring, mask = self.round.ring(mask_or_starts)
         return ring.backward(grad, query, key, value, out, total, mask, self.of_mask)
 
 
-class _Attention(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, round_: Round, query: Tensor, key: Tensor, value: Tensor, *given: Tensor
+        ctx: Any, round_: Round, query: Tensor, key: Tensor, value: Tensor, *mask_or_starts: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out, total = round_.run(_Forward(round_), [query, key, value, *given])
-        ctx.save_for_backward(query, key, value, out, total, *given)
+        out, total = round_.run(_Forward(round_), [query, key, value, *mask_or_starts])
+        ctx.save_for_backward(query, key, value, out, total, *mask_or_starts)
         ctx.mark_non_differentiable(total)
         ctx.round = round_
         return out, total
@@ -223,11 +228,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors[5:]
+        mask_or_starts = ctx.saved_tensors[5:]
         of_mask = ctx.round.masked and ctx.needs_input_grad[4]
-        way = _Backward(ctx.round, of_mask)
-        made = ctx.round.run(way, [grad, *ctx.saved_tensors])  # ends with the mask's, if of_mask
-        return None, *made, *[None] * (len(given) - of_mask)
+        backward_pass = _Backward(ctx.round, of_mask)
+        # Ends with that of the mask, if of_mask.
+        grads = ctx.round.run(backward_pass, [grad, *ctx.saved_tensors])
+        return None, *grads, *[None] * (len(mask_or_starts) - of_mask)
 
 
 def attend_round(
@@ -238,4 +244,4 @@ def attend_round(
     The result is differentiable in the operands. ``given`` are the further tensors that ``round_``
     reads: the mask, or the starts of documents.
     """
-    return _Attention.apply(round_, query, key, value, *given)
+    return _RingAttention.apply(round_, query, key, value, *given)

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from ....spec import Runs
-from ....spec.cut import joined
+from ....spec.cut import merge_runs
 
 # Minimum and maximum number of rows of a band that are computed at once.
-_FEWEST, _MOST = 64, 512
+_MIN_BAND_ROWS, _MAX_BAND_ROWS = 64, 512
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ Sight = tuple[Document, ...]
 class Block:
     """Block of scores between rows of one rank and keys of another, to be computed at once.
 
-    ``rows`` and ``keys`` are (start, stop) in their shards, and ``at`` is the logical position of
-    the first row and of the first key. In a ``triangle`` the first row attends to the first key,
-    and each row to one key more than the row before. In a ``band`` (low, high) row i attends to the
-    keys from i + low to i + high, in logical positions. Without either, all rows attend to all
-    keys.
+    ``rows`` and ``keys`` are (start, stop) in their shards, and ``position`` is the logical
+    position of the first row and of the first key. In a ``triangle`` the first row attends to the
+    first key, and each row to one key more than the row before. In a ``band`` (low, high)
+    row i attends to the keys from i + low to i + high, in logical positions. Without either, all
+    rows attend to all keys.
     """
 
     rows: tuple[int, int]
     keys: tuple[int, int]
-    at: tuple[int, int]
+    position: tuple[int, int]
     triangle: bool = False
     band: tuple[int, int] | None = None
 
@@ -74,7 +74,7 @@ class Block:
         return slice(*self.keys)
 
 
-def whole(rows: int, keys: int, causal: bool) -> Sight:
+def single_document(rows: int, keys: int, causal: bool) -> Sight:
     """Return the ``Sight`` for attention that is not divided into documents.
 
     Every row attends to all keys or, if ``causal``, to the keys up to its own position.
@@ -90,20 +90,22 @@ def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Bl
     ``joins``, rectangles that are adjacent in the shards become one, even if their keys are not
     adjacent in the logical tensor.
     """
-    found: list[Block] = []
-    for row, (a, m) in _placed(rows):
+    result: list[Block] = []
+    for row, (a, m) in _runs_with_offsets(rows):
         for document in sight:
-            inside = max(a, document.rows[0]), min(a + m, document.rows[1])
-            if inside[0] >= inside[1]:
+            document_rows = max(a, document.rows[0]), min(a + m, document.rows[1])
+            if document_rows[0] >= document_rows[1]:
                 continue
-            for key, (c, n) in _placed(keys):
-                seen = max(c, document.keys[0]), min(c + n, document.keys[1])
-                for block in _parts(inside, seen, document.low, document.high):
-                    _enter(found, _in_shards(block, row - a, key - c), joins)
-    return tuple(found)
+            for key, (c, n) in _runs_with_offsets(keys):
+                document_keys = max(c, document.keys[0]), min(c + n, document.keys[1])
+                for block in _blocks_of_document(
+                    document_rows, document_keys, document.low, document.high
+                ):
+                    _append_or_merge(result, _to_shard_positions(block, row - a, key - c), joins)
+    return tuple(result)
 
 
-def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
+def _runs_with_offsets(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield (start in the shard, range) of each logical range that a shard stores.
 
     ``((0, 2), (6, 2))`` gives (0, (0, 2)) and (2, (6, 2)).
@@ -114,7 +116,7 @@ def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
         first += run[1]
 
 
-def _in_shards(block: Block, row: int, key: int) -> Block:
+def _to_shard_positions(block: Block, row: int, key: int) -> Block:
     """Convert ``block`` from logical positions to positions in the shards.
 
     ``row`` and ``key`` are the differences between the two.
@@ -124,21 +126,21 @@ def _in_shards(block: Block, row: int, key: int) -> Block:
     return Block(*places, (a, c), block.triangle, block.band)
 
 
-def _enter(found: list[Block], block: Block, joins: bool) -> None:
-    """Append ``block`` to ``found``; with ``joins``, merge it into the last if both are rectangles.
+def _append_or_merge(collected: list[Block], block: Block, joins: bool) -> None:
+    """Append ``block`` to ``collected``; with ``joins``, merge adjacent rectangles instead.
 
     They are merged if they have the same rows and adjacent keys.
     """
-    last = found[-1] if found and joins else None
+    last = collected[-1] if collected and joins else None
     plain = not block.triangle and block.band is None
     if last is not None and plain and not last.triangle and last.band is None:
         if last.rows == block.rows and last.keys[1] == block.keys[0]:
-            found[-1] = Block(last.rows, (last.keys[0], block.keys[1]), last.at)
+            collected[-1] = Block(last.rows, (last.keys[0], block.keys[1]), last.position)
             return
-    found.append(block)
+    collected.append(block)
 
 
-def _parts(
+def _blocks_of_document(
     rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None
 ) -> Iterator[Block]:
     """Yield the blocks, in logical positions, of rows i that attend to keys i + low to i + high."""
@@ -150,7 +152,7 @@ def _parts(
     if a >= b or c >= d:
         return
     if low is not None and b - 1 + low > c:  # the last row does not see the first key
-        yield from _band((a, b), (c, d), low, d - a if high is None else high)
+        yield from _blocks_of_band((a, b), (c, d), low, d - a if high is None else high)
         return
     edge = d if high is None else min(d, a + high)
     if c < edge:
@@ -162,10 +164,12 @@ def _parts(
             yield Block((last, b), (edge, d), (last, edge))
 
 
-def _band(rows: tuple[int, int], keys: tuple[int, int], low: int, high: int) -> Iterator[Block]:
+def _blocks_of_band(
+    rows: tuple[int, int], keys: tuple[int, int], low: int, high: int
+) -> Iterator[Block]:
     """Yield a band as blocks of 64 to 512 rows, each with only the keys near the diagonal."""
     (a, b), (c, d) = rows, keys
-    step = max(_FEWEST, min(_MOST, high - low))
+    step = max(_MIN_BAND_ROWS, min(_MAX_BAND_ROWS, high - low))
     for first in range(a, b, step):
         last = min(first + step, b)
         start, stop = max(c, first + low), min(d, last + high)
@@ -178,41 +182,41 @@ def band_mask(block: Block, device: torch.device) -> Tensor | None:
     if block.band is None:
         return None
     low, high = block.band
-    rows = torch.arange(*block.rows, device=device) - block.rows[0] + block.at[0]
-    keys = torch.arange(*block.keys, device=device) - block.keys[0] + block.at[1]
+    rows = torch.arange(*block.rows, device=device) - block.rows[0] + block.position[0]
+    keys = torch.arange(*block.keys, device=device) - block.keys[0] + block.position[1]
     ahead = keys - rows.unsqueeze(-1)
     return (ahead >= low) & (ahead <= high)
 
 
 @lru_cache(maxsize=1 << 12)
-def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
+def needed_keys(sight: Sight, rows: Runs, keys: Runs) -> Runs:
     """Return the keys that any of the rows attends to, as (start, size) ranges of the keys' shard.
 
     Only these need to be sent. The arguments are as in ``blocks``.
     """
     ranges = sorted(block.keys for block in blocks(sight, rows, keys))
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, stop in ranges:
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         else:
-            found.append((start, stop))
-    return joined((a, b - a) for a, b in found)
+            merged.append((start, stop))
+    return merge_runs((a, b - a) for a, b in merged)
 
 
-def packed(given: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
+def to_buffer_positions(blocks_of_shard: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
     """Convert blocks to a buffer that has only the ranges ``held`` of the shard of keys.
 
     A rank receives keys in such a buffer, one range after the other. A block may become several.
     """
-    found = []
-    for block in given:
+    result = []
+    for block in blocks_of_shard:
         place = 0
         for start, size in held:
             a, b = max(start, block.keys[0]), min(start + size, block.keys[1])
             if a < b:
-                at = block.at[0], block.at[1] + a - block.keys[0]
+                position = block.position[0], block.position[1] + a - block.keys[0]
                 keys = place + a - start, place + b - start
-                found.append(Block(block.rows, keys, at, block.triangle, block.band))
+                result.append(Block(block.rows, keys, position, block.triangle, block.band))
             place += size
-    return tuple(found)
+    return tuple(result)

@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from ...registry import Shards, form
 from ...whole_numbers import has_values
 
-_BYTES = 16
+_ROW_ALIGNMENT = 16
 
 
 @form("grouped_mm")
@@ -66,25 +66,25 @@ def product(
     the operands are [g, m, k] and [g, k, n]. Differentiable any number of times.
     """
     if edges is None:
-        return _filled_up(x, w, None, dtype)
+        return _padded_grouped_mm(x, w, None, dtype)
     first, *ends = edges.tolist()
     if not ends or first == ends[-1]:  # torch rejects empty products
-        return x.new_zeros(_shape(x, w, edges))
+        return x.new_zeros(_product_shape(x, w, edges))
     inner, outer = slice(first, ends[-1]), x.shape[0] if x.ndim == 2 else w.shape[1]
     if x.ndim == w.ndim == 2:
-        return _filled_up(x[:, inner], w[inner], edges[1:] - first, dtype)
-    around = first, outer - ends[-1]
+        return _padded_grouped_mm(x[:, inner], w[inner], edges[1:] - first, dtype)
+    padding = first, outer - ends[-1]
     if x.ndim == 2:
-        return pad(_filled_up(x[inner], w, edges[1:] - first, dtype), (0, 0, *around))
-    return pad(_filled_up(x, w[:, inner], edges[1:] - first, dtype), around)
+        return pad(_padded_grouped_mm(x[inner], w, edges[1:] - first, dtype), (0, 0, *padding))
+    return pad(_padded_grouped_mm(x, w[:, inner], edges[1:] - first, dtype), padding)
 
 
 @product.register_fake
 def _(x: Tensor, w: Tensor, edges: Tensor | None = None, dtype: Any = None) -> Tensor:
-    return x.new_empty(_shape(x, w, edges))
+    return x.new_empty(_product_shape(x, w, edges))
 
 
-def _shape(x: Tensor, w: Tensor, edges: Tensor | None) -> tuple[int, ...]:
+def _product_shape(x: Tensor, w: Tensor, edges: Tensor | None) -> tuple[int, ...]:
     """Return the shape of the result of ``product``."""
     if x.ndim == w.ndim == 2:
         assert edges is not None
@@ -92,46 +92,46 @@ def _shape(x: Tensor, w: Tensor, edges: Tensor | None) -> tuple[int, ...]:
     return *(x.shape[:-1] if w.ndim == 3 else x.shape[1:-1]), w.shape[-1]
 
 
-def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save_operands(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, w, edges, _dtype = inputs
     ctx.save_for_backward(x, w, edges)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, w, edges = ctx.saved_tensors
-    to_x, to_w, *_ = ctx.needs_input_grad
+    needs_x, needs_w, *_ = ctx.needs_input_grad
     return (
-        product(grad, w.mT, edges) if to_x else None,
-        product(x.mT, grad, edges) if to_w else None,
+        product(grad, w.mT, edges) if needs_x else None,
+        product(x.mT, grad, edges) if needs_w else None,
         None,
         None,
     )
 
 
-product.register_autograd(_gradients, setup_context=_keep)
+product.register_autograd(_product_backward, setup_context=_save_operands)
 
 
-def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
+def _padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
     """Run torch._grouped_mm on operands that are padded so that its kernel takes them.
 
     The result is cut to size.
     """
-    inner, outer = _missing(w.shape[-2], w), _missing(w.shape[-1], w)
-    filled = _whole_rows(pad(x, (0, inner))), _whole_rows(pad(w, (0, outer, 0, inner)))
-    made = grouped(*filled, offs=offs, out_dtype=dtype)
-    return made[..., : w.shape[-1]].contiguous()
+    inner, outer = _row_padding(w.shape[-2], w), _row_padding(w.shape[-1], w)
+    padded = _align_strides(pad(x, (0, inner))), _align_strides(pad(w, (0, outer, 0, inner)))
+    result = grouped(*padded, offs=offs, out_dtype=dtype)
+    return result[..., : w.shape[-1]].contiguous()
 
 
-def _missing(n: int, of: Tensor) -> int:
+def _row_padding(n: int, like: Tensor) -> int:
     """Return how many elements must be added to a row of ``n`` for torch's kernel.
 
-    It takes rows of a multiple of 16 bytes, and at least 16. ``of`` has the dtype.
+    It takes rows of a multiple of 16 bytes, and at least 16. ``like`` has the dtype.
     """
-    step = _BYTES // of.element_size()
+    step = _ROW_ALIGNMENT // like.element_size()
     return max(step, -(-n // step) * step) - n
 
 
-def _whole_rows(x: Tensor) -> Tensor:
+def _align_strides(x: Tensor) -> Tensor:
     """Return ``x`` with strides that torch's kernel takes; copy it if needed.
 
     The kernel takes row-major and column-major matrices whose rows or columns start at multiples of
@@ -139,7 +139,7 @@ def _whole_rows(x: Tensor) -> Tensor:
     """
     for along, across in ((-1, -2), (-2, -1)):
         length = x.stride(across)
-        apart = length >= max(1, x.shape[along])
-        if x.stride(along) == 1 and apart and length * x.element_size() % _BYTES == 0:
+        is_disjoint = length >= max(1, x.shape[along])
+        if x.stride(along) == 1 and is_disjoint and length * x.element_size() % _ROW_ALIGNMENT == 0:
             return x
     return x.contiguous()

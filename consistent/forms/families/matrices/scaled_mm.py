@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from ....rules.signature import Operand
 from ...registry import Shards, form
 
-_COLUMNS = 16  # the number of columns of a product must be a multiple of this
+_COLUMN_MULTIPLE = 16  # the number of columns of a product must be a multiple of this
 
 
 @form("scaled_mm")
@@ -24,30 +24,30 @@ def scaled_mm(shard: Shards) -> Tensor:
     rows, columns = shard.out_shape()
     if rows * columns == 0:  # cuBLAS rejects empty products
         return x.new_empty((rows, columns), dtype=shard.outs[0].dtype)
-    missing = -columns % _COLUMNS
-    if missing:
-        w = pad(w, (0, missing))
-        along = [columns > 1 and t.ndim > 0 and t.shape[-1] == columns for t in rest]
-        rest = [pad(t, (0, missing)) if a else t for t, a in zip(rest, along, strict=True)]
-    tensors = [_along(x, 1), _along(w, 0), *rest]
-    args = _filled_in(shard.call.args, tensors)
-    made = shard.run(*args, **_filled_in(dict(shard.call.kwargs), tensors))
-    return made[:, :columns].contiguous() if missing else made
+    padding = -columns % _COLUMN_MULTIPLE
+    if padding:
+        w = pad(w, (0, padding))
+        has_columns = [columns > 1 and t.ndim > 0 and t.shape[-1] == columns for t in rest]
+        rest = [pad(t, (0, padding)) if a else t for t, a in zip(rest, has_columns, strict=True)]
+    tensors = [_dense_along(x, 1), _dense_along(w, 0), *rest]
+    args = _replace_operands(shard.call.args, tensors)
+    result = shard.run(*args, **_replace_operands(dict(shard.call.kwargs), tensors))
+    return result[:, :columns].contiguous() if padding else result
 
 
-def _along(x: Tensor, dim: int) -> Tensor:
+def _dense_along(x: Tensor, dim: int) -> Tensor:
     """Return the matrix ``x`` with stride 1 along ``dim``; copy it if needed."""
     if x.stride(dim) == 1:
         return x
     return x.contiguous() if dim == 1 else x.t().contiguous().t()
 
 
-def _filled_in(value: Any, tensors: list[Tensor]) -> Any:
+def _replace_operands(value: Any, tensors: list[Tensor]) -> Any:
     """Return ``value`` with each ``Operand`` placeholder replaced by its tensor."""
     if isinstance(value, Operand):
         return tensors[value.index]
     if isinstance(value, list | tuple):
-        return type(value)(_filled_in(each, tensors) for each in value)
+        return type(value)(_replace_operands(each, tensors) for each in value)
     if isinstance(value, dict):
-        return {key: _filled_in(each, tensors) for key, each in value.items()}
+        return {key: _replace_operands(each, tensors) for key, each in value.items()}
     return value

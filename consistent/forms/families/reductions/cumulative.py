@@ -14,42 +14,42 @@ from torch import Tensor
 
 from mirrored.reduction import identity
 
-from ...join_results import slot, stack, summed, wide, wide_dtype
+from ...join_results import accumulation_dtype, rank_and_size, stack, sum_addends, widen
 from ...registry import Shards, form
 
 
-def _before(shard: Shards, total: Tensor) -> Tensor:
+def _totals_before(shard: Shards, total: Tensor) -> Tensor:
     """Gather the ranks' totals; return those of the shards before this one as [shards, ...]."""
-    return stack(shard, total)[: slot(shard)[0]]
+    return stack(shard, total)[: rank_and_size(shard)[0]]
 
 
-def _written(shard: Shards, value: Tensor) -> Tensor:
+def _write_if_inplace(shard: Shards, value: Tensor) -> Tensor:
     return shard.tensors[0].copy_(value) if shard.call.inplace else value
 
 
 @form("cumsum")
 def _cumsum(shard: Shards) -> Tensor:
     x, dim, dtype = shard.tensors[0], shard.call.dim(), shard.outs[0].dtype
-    x = x.to(wide_dtype(dtype))
-    before = _before(shard, x.sum(dim, keepdim=True)).sum(0)
-    return _written(shard, (x.cumsum(dim) + before).to(dtype))
+    x = x.to(accumulation_dtype(dtype))
+    prefix = _totals_before(shard, x.sum(dim, keepdim=True)).sum(0)
+    return _write_if_inplace(shard, (x.cumsum(dim) + prefix).to(dtype))
 
 
 @form("cumprod")
 def _cumprod(shard: Shards) -> Tensor:
     x, dim, dtype = shard.tensors[0].clone(), shard.call.dim(), shard.outs[0].dtype
-    x = x.to(wide_dtype(dtype))
-    before = _before(shard, x.prod(dim, keepdim=True)).prod(0)
-    return _written(shard, (x.cumprod(dim) * before).to(dtype))
+    x = x.to(accumulation_dtype(dtype))
+    prefix = _totals_before(shard, x.prod(dim, keepdim=True)).prod(0)
+    return _write_if_inplace(shard, (x.cumprod(dim) * prefix).to(dtype))
 
 
 @form("logcumsumexp")
 def _logcumsumexp(shard: Shards) -> Tensor:
     """Run logcumsumexp on the shard, after the logsumexp of all shards before it."""
-    x, dim = wide(shard.tensors[0]), shard.call.dim()
-    before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
-    scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
-    return _written(shard, scanned.to(shard.outs[0].dtype))
+    x, dim = widen(shard.tensors[0]), shard.call.dim()
+    prefix = _totals_before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
+    scanned = torch.cat([prefix, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
+    return _write_if_inplace(shard, scanned.to(shard.outs[0].dtype))
 
 
 @form("cummax_or_cummin")
@@ -59,26 +59,28 @@ def _cummax_or_cummin(shard: Shards) -> Any:
     Among equal numbers the last index counts, and NaN wins, as in torch.
     """
     x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
-    own, at = shard.run(x, dim)
-    at = at + shard.region()[0][dim]
+    scan, scan_index = shard.run(x, dim)
+    scan_index = scan_index + shard.region()[0][dim]
     # Scan the ranks' last values up to the previous rank. The first rank does not use the result.
-    lasts, places = (stack(shard, each) for each in _last(x, own, at, dim, is_max))
-    me = slot(shard)[0]
-    best, which = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
-    place = places.gather(0, which.unsqueeze(0)).squeeze(0)
-    wins = own >= best if is_max else own <= best
-    mine = (wins | own.isnan()) & ~(best.isnan() & ~own.isnan()) if me else wins | True
-    values, indices = torch.where(mine, own, best), torch.where(mine, at, place)
+    lasts, places = (stack(shard, each) for each in _last_of_scan(x, scan, scan_index, dim, is_max))
+    me = rank_and_size(shard)[0]
+    best, winner = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
+    place = places.gather(0, winner.unsqueeze(0)).squeeze(0)
+    wins = scan >= best if is_max else scan <= best
+    keeps_own = (wins | scan.isnan()) & ~(best.isnan() & ~scan.isnan()) if me else wins | True
+    values, indices = torch.where(keeps_own, scan, best), torch.where(keeps_own, scan_index, place)
     return getattr(torch.return_types, shard.call.name)((values, indices))
 
 
-def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
+def _last_of_scan(
+    x: Tensor, scan: Tensor, scan_index: Tensor, dim: int, is_max: bool
+) -> tuple[Tensor, Tensor]:
     """Return (last value of this rank's scan, its index), from which later ranks start.
 
     An empty shard gives the identity of the scan (-inf for a maximum) and index 0.
     """
     if x.shape[dim]:
-        return own.narrow(dim, -1, 1), at.narrow(dim, -1, 1)
+        return scan.narrow(dim, -1, 1), scan_index.narrow(dim, -1, 1)
     shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
     value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
     if x.is_floating_point():  # adds 0; keeps a graph whose backward joins the collectives
@@ -100,5 +102,5 @@ def _trapezoid(shard: Shards) -> Tensor:
     else:
         steps = y.new_full((n[dim] - 1,), shard.get("dx", 1), dtype=shard.outs[0].dtype)
     weights = (F.pad(steps, (1, 0)) + F.pad(steps, (0, 1))) / 2
-    weighted = wide(y).movedim(dim, -1) * wide(weights).narrow(-1, start, size)
-    return summed(shard, weighted.sum(-1))
+    weighted = widen(y).movedim(dim, -1) * widen(weights).narrow(-1, start, size)
+    return sum_addends(shard, weighted.sum(-1))

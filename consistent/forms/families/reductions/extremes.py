@@ -15,10 +15,10 @@ from torch import Tensor
 from mirrored.reduction import identity
 
 from ....movement.grad_mode import records, tracks
-from ...join_results import dropped, own_part, parted, stack
+from ...join_results import own_part, squeeze_reduced, stack, stack_own_part
 from ...registry import Shards, form
 
-_LAST = torch.iinfo(torch.int64).max
+_NO_INDEX = torch.iinfo(torch.int64).max
 
 
 def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
@@ -34,7 +34,7 @@ def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
     return x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
 
 
-class _Evenly(torch.autograd.Function):
+class _ShareGradient(torch.autograd.Function):
     """Identity on ``value``, an extreme of ``x``, that divides its gradient by ``count``.
 
     Each element of ``x`` in the mask ``ties`` gets the quotient, the others 0.
@@ -57,8 +57,8 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
     NaN wins, and ties share the gradient.
     """
     with torch.no_grad():
-        every = stack(shard, local_extreme(x, dims, is_max))
-        value = every.amax(0) if is_max else every.amin(0)
+        extremes = stack(shard, local_extreme(x, dims, is_max))
+        value = extremes.amax(0) if is_max else extremes.amin(0)
     if not records((x,)):
         return value
     with torch.no_grad():
@@ -67,10 +67,12 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
             "a"
         ):  # amax and amin pass no gradient to NaN; max and min do
             ties |= x.isnan() & value.isnan()
-    return evenly(shard, x, value, ties, dims)
+    return share_gradient(shard, x, value, ties, dims)
 
 
-def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
+def share_gradient(
+    shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]
+) -> Tensor:
     """Return an extreme ``value`` whose gradient is shared by the elements of ``x`` that attain it.
 
     These are in the mask ``ties``. ``value`` is the same on every rank, and keeps ``dims`` with
@@ -79,8 +81,8 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
     with torch.no_grad():
         count = shard.sum(ties.sum(tuple(dims), keepdim=True))
         # Only one rank contributes the value to the sum below, and every rank gets a gradient.
-        once = value if shard.is_first else torch.zeros_like(value)
-    return shard.sum(_Evenly.apply(x, once, ties, count))
+        contribution = value if shard.is_first else torch.zeros_like(value)
+    return shard.sum(_ShareGradient.apply(x, contribution, ties, count))
 
 
 # -- forms -----------------------------------------------------------------------------------------
@@ -89,9 +91,9 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
 @form("any_or_all")
 def _any_or_all(shard: Shards) -> Tensor:
     """Run any or all on the shard, and then on the ranks' results."""
-    found = shard.run(*shard.args, **shard.kwargs)
-    every = parted(shard, found)
-    return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)
+    result = shard.run(*shard.args, **shard.kwargs)
+    results = stack_own_part(shard, result)
+    return (results.any(0) if shard.call.name == "any" else results.all(0)).to(result.dtype)
 
 
 @form("amax_or_amin")
@@ -106,9 +108,9 @@ def _amax_or_amin(shard: Shards) -> Tensor:
     if tracks((x,)):
         value = own_part(shard, extreme_over(shard, x, dims, is_max), () if keepdim else dims)
     else:
-        every = parted(shard, local_extreme(x, dims, is_max), () if keepdim else dims)
-        value = every.amax(0) if is_max else every.amin(0)
-    return dropped(value, dims, keepdim)
+        extremes = stack_own_part(shard, local_extreme(x, dims, is_max), () if keepdim else dims)
+        value = extremes.amax(0) if is_max else extremes.amin(0)
+    return squeeze_reduced(value, dims, keepdim)
 
 
 @form("local_extreme")
@@ -116,7 +118,7 @@ def _local_extreme(shard: Shards) -> Tensor:
     """Run amax, amin, max or min on the shard alone. The result is P(max) or P(min)."""
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
     dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
-    return dropped(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
+    return squeeze_reduced(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
 
 
 @form("aminmax")
@@ -124,7 +126,8 @@ def _aminmax(shard: Shards) -> Any:
     """Run aminmax: reduce the shard, then the ranks' results."""
     x, dims, keepdim = shard.tensors[0], shard.call.dims(), bool(shard.get("keepdim"))
     low, high = (
-        dropped(extreme_over(shard, x, dims, is_max), dims, keepdim) for is_max in (False, True)
+        squeeze_reduced(extreme_over(shard, x, dims, is_max), dims, keepdim)
+        for is_max in (False, True)
     )
     return torch.return_types.aminmax((low, high))
 
@@ -138,19 +141,22 @@ def _argmax_or_argmin(shard: Shards) -> Any:
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     value, index = _local_winner(shard, x, is_max)
-    gone = () if bool(shard.get("keepdim")) else dims
-    values, indices = parted(shard, value, gone), parted(shard, index, gone)
+    dropped_dims = () if bool(shard.get("keepdim")) else dims
+    values, indices = (
+        stack_own_part(shard, value, dropped_dims),
+        stack_own_part(shard, index, dropped_dims),
+    )
     with torch.no_grad():
         best = values.amax(0) if is_max else values.amin(0)
         ties = (values == best) | (values.isnan() & best.isnan())
-        first, where = torch.where(ties, indices, _LAST).min(0)
-    first = first.reshape(shard.out_shape(len(shard.outs) - 1))
+        first_index, rank_index = torch.where(ties, indices, _NO_INDEX).min(0)
+    first_index = first_index.reshape(shard.out_shape(len(shard.outs) - 1))
     if len(shard.outs) == 1:
-        return first
-    chosen = dropped(
-        values.gather(0, where.unsqueeze(0)).squeeze(0), dims, bool(shard.get("keepdim"))
+        return first_index
+    extreme_value = squeeze_reduced(
+        values.gather(0, rank_index.unsqueeze(0)).squeeze(0), dims, bool(shard.get("keepdim"))
     )
-    return getattr(torch.return_types, shard.call.name)((chosen, first))
+    return getattr(torch.return_types, shard.call.name)((extreme_value, first_index))
 
 
 def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tensor]:
@@ -166,7 +172,7 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
             value = value + x.sum(
                 dims, keepdim=True
             )  # adds 0; keeps a graph whose backward joins the collectives
-        return value, x.new_full(shape, _LAST, dtype=torch.int64)
+        return value, x.new_full(shape, _NO_INDEX, dtype=torch.int64)
     if shard.get("dim") is not None:
         (dim,) = dims
         value, index = x.max(dim, True) if is_max else x.min(dim, True)
@@ -174,10 +180,10 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
     flat = x.reshape(-1)
     local = flat.argmax() if is_max else flat.argmin()
     value, index = flat.gather(0, local.reshape(1)).reshape(shape), torch.zeros_like(local)
-    for at, start, n in zip(
+    for position, start, n in zip(
         torch.unravel_index(local, x.shape), starts, shard.specs[0].shape, strict=True
     ):
-        index = index * n + at + start
+        index = index * n + position + start
     return value, index.reshape(shape)
 
 
@@ -185,10 +191,11 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
 def _topk(shard: Shards) -> Any:
     """Run topk: the result is the k best of the k best elements of each shard."""
     x, dim, k = shard.tensors[0], shard.call.dim("dim", -1), shard.get("k")
-    how = (shard.get("largest", True), shard.get("sorted", True))
-    values, index = x.topk(k, dim, *how)
-    offered, indices = (
-        torch.cat(parted(shard, t).unbind(0), dim) for t in (values, index + shard.region()[0][dim])
+    options = (shard.get("largest", True), shard.get("sorted", True))
+    values, index = x.topk(k, dim, *options)
+    candidates, indices = (
+        torch.cat(stack_own_part(shard, t).unbind(0), dim)
+        for t in (values, index + shard.region()[0][dim])
     )
-    best, place = offered.topk(k, dim, *how)
+    best, place = candidates.topk(k, dim, *options)
     return torch.return_types.topk((best, indices.gather(dim, place)))

@@ -21,12 +21,12 @@ from torch import Tensor
 from mirrored.transports.default import current
 
 from ....movement.boxed import box
-from ....movement.differentiable import swap
+from ....movement.differentiable import exchange_rows
 from ....spec import B, Split
-from ...join_results import slot
+from ...join_results import rank_and_size
 from ...registry import Shards, form
 from .sort_cuts import SAMPLES, Cuts
-from .sort_keys import keys
+from .sort_keys import sort_keys
 
 
 @form("sort")
@@ -42,12 +42,13 @@ def _sort(shard: Shards) -> Any:
     if shard.coordinate is None or not len(rows):  # then no rank that the form joins has rows
         return shard.run(*shard.args, **shard.kwargs)
     if _is_short(shard, dim):
-        values, indices = _sorted_whole(shard, dim, descending)
+        values, indices = _gather_and_sort(shard, dim, descending)
     else:
-        made = [_sorted_row(shard, row, dim, descending) for row in rows]
+        sorted_rows = [_sort_row(shard, row, dim, descending) for row in rows]
         shape = x.movedim(dim, -1).shape
         values, indices = (
-            torch.stack(each).reshape(shape).movedim(-1, dim) for each in zip(*made, strict=True)
+            torch.stack(each).reshape(shape).movedim(-1, dim)
+            for each in zip(*sorted_rows, strict=True)
         )
     if name == "msort":
         return values
@@ -59,34 +60,36 @@ def _is_short(shard: Shards, dim: int) -> bool:
 
     It is if all of their items would be samples, by which the ranks agree on the cuts.
     """
-    n = slot(shard)[1]
+    n = rank_and_size(shard)[1]
     return n == 1 or max(sizes[dim] for _, sizes in shard.regions()) <= SAMPLES * n
 
 
-def _sorted_whole(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+def _gather_and_sort(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Gather the tensor along ``dim``, sort it, and return this rank's pieces of the result."""
     spec, split = shard.specs[0], Split(dim % shard.specs[0].ndim)
-    whole = spec.with_sbp(tuple(B if entry == split else entry for entry in spec.sbp))
-    made = box(shard.tensors[0], spec, whole).sort(dim=dim, descending=descending, stable=True)
+    whole_spec = spec.with_sbp(tuple(B if entry == split else entry for entry in spec.sbp))
+    result = box(shard.tensors[0], spec, whole_spec).sort(
+        dim=dim, descending=descending, stable=True
+    )
     start, size = (each[dim] for each in shard.region())
-    values, indices = (x.narrow(dim, start, size).clone() for x in made)
+    values, indices = (x.narrow(dim, start, size).clone() for x in result)
     return values, indices
 
 
-def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+def _sort_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Sort one vector whose pieces the ranks hold; ``x`` is this rank's piece.
 
     Returns this rank's piece of (sorted values, indices).
     """
-    ranks, me = shard.ranks, slot(shard)[0]
+    ranks, me = shard.ranks, rank_and_size(shard)[0]
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.regions()]
-    key, order = keys(x, descending).sort(stable=True)
+    key, order = sort_keys(x, descending).sort(stable=True)
     place = order + pieces[me][0]
     cuts = Cuts(tuple(size for _, size in pieces), me, ranks)
     (counts,) = current().as_one(cuts, [key, place], ranks)
-    small = place.to(torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64)
-    x = swap(x.gather(0, order), counts, me, ranks)
-    place = swap(small, counts, me, ranks).long()
+    sent_place = place.to(torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64)
+    x = exchange_rows(x.gather(0, order), counts, me, ranks)
+    place = exchange_rows(sent_place, counts, me, ranks).long()
     # Runs arrive in rank order, so a stable sort here gives the same order as sorting the whole.
-    order = keys(x, descending).sort(stable=True).indices
+    order = sort_keys(x, descending).sort(stable=True).indices
     return x.gather(0, order), place.gather(0, order)

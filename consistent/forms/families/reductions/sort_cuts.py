@@ -53,18 +53,18 @@ class Cuts:
         borders = [sum(self.sizes[:k]) for k in range(1, len(self.sizes))]
         windows: list[_Window] = [tuple((0, size) for size in self.sizes)] * len(borders)
         while any(map(_is_open, windows)):
-            samples = self._samples(key, place, windows)
+            samples = self._gather_samples(key, place, windows)
             if not has_values(key):  # a simulation spreads each rank's items evenly
-                return [torch.tensor([_even(size, len(self.sizes)) for size in self.sizes])]
+                return [torch.tensor([_even_counts(size, len(self.sizes)) for size in self.sizes])]
             windows = [
-                _narrowed(window, *samples[window], border)
+                _narrow_window(window, *samples[window], border)
                 for window, border in zip(windows, borders, strict=True)
             ]
         cuts = [[0] * len(self.sizes), *([low for low, _ in w] for w in windows), [*self.sizes]]
-        going = [[b - a for a, b in itertools.pairwise(each)] for each in zip(*cuts, strict=True)]
-        return [torch.tensor(going)]
+        counts = [[b - a for a, b in itertools.pairwise(each)] for each in zip(*cuts, strict=True)]
+        return [torch.tensor(counts)]
 
-    def _samples(
+    def _gather_samples(
         self, key: Tensor, place: Tensor, windows: Sequence[_Window]
     ) -> dict[_Window, tuple[list[list[int]], Tensor]]:
         """All-gather samples of the items in ``windows``, the possible cuts in each rank's run.
@@ -72,15 +72,25 @@ class Cuts:
         Returns, for each window, (spots of each rank: indices in its run; the samples (key, index)
         at these spots on all ranks).
         """
-        most, asked = SAMPLES * len(self.ranks), list(dict.fromkeys(windows))
-        spots = {window: [_spots(*each, most) for each in window] for window in asked}
-        mine = [spot for window in asked for spot in spots[window][self.me]]
-        chosen = torch.tensor(mine, device=key.device, dtype=torch.int64)
-        shapes = [(sum(len(spots[w][k]) for w in asked), 2) for k in range(len(self.ranks))]
-        given = torch.stack([key[chosen].long(), place[chosen]], 1)
-        every = [x.cpu() for x in current().all_gather(given, shapes, self.ranks)]
-        parts = [x.split([len(spots[window][k]) for window in asked]) for k, x in enumerate(every)]
-        return {w: (spots[w], torch.cat([p[i] for p in parts])) for i, w in enumerate(asked)}
+        max_count, unique_windows = SAMPLES * len(self.ranks), list(dict.fromkeys(windows))
+        spots = {
+            window: [_sample_indices(*each, max_count) for each in window]
+            for window in unique_windows
+        }
+        own_spots = [spot for window in unique_windows for spot in spots[window][self.me]]
+        own_indices = torch.tensor(own_spots, device=key.device, dtype=torch.int64)
+        shapes = [
+            (sum(len(spots[w][k]) for w in unique_windows), 2) for k in range(len(self.ranks))
+        ]
+        own_samples = torch.stack([key[own_indices].long(), place[own_indices]], 1)
+        all_samples = [x.cpu() for x in current().all_gather(own_samples, shapes, self.ranks)]
+        parts = [
+            x.split([len(spots[window][k]) for window in unique_windows])
+            for k, x in enumerate(all_samples)
+        ]
+        return {
+            w: (spots[w], torch.cat([p[i] for p in parts])) for i, w in enumerate(unique_windows)
+        }
 
 
 def _is_open(window: _Window) -> bool:
@@ -88,17 +98,19 @@ def _is_open(window: _Window) -> bool:
     return any(low < high for low, high in window)
 
 
-def _spots(low: int, high: int, most: int) -> list[int]:
-    """Return at most ``most`` evenly spaced indices in [low, high), starting with ``low``."""
-    count = min(high - low, most)
+def _sample_indices(low: int, high: int, max_count: int) -> list[int]:
+    """Return at most ``max_count`` evenly spaced indices in [low, high), starting with ``low``."""
+    count = min(high - low, max_count)
     return [low + j * (high - low) // count for j in range(count)]
 
 
-def _even(size: int, parts: int) -> list[int]:
+def _even_counts(size: int, parts: int) -> list[int]:
     return [(k + 1) * size // parts - k * size // parts for k in range(parts)]
 
 
-def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: int) -> _Window:
+def _narrow_window(
+    window: _Window, spots: list[list[int]], samples: Tensor, border: int
+) -> _Window:
     """Return ``window`` narrowed by ``samples`` (key, index), which are at ``spots`` of the runs.
 
     All ranks together have ``border`` items before their cuts. If a sample is before the border, no
@@ -114,10 +126,10 @@ def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: 
     order = order[key[order].argsort(stable=True)]
     owner = torch.tensor([k for k, each in enumerate(spots) for _ in each])[order]
     spot = torch.tensor([s for each in spots for s in each])[order]
-    own = owner == torch.arange(len(window))[:, None]
+    is_own = owner == torch.arange(len(window))[:, None]
     low, high = (torch.tensor(each)[:, None] for each in zip(*window, strict=True))
-    least = torch.where(own, spot + 1, low).cummax(1).values.sum(0) - 1
-    most = torch.where(own, spot, high).flip(1).cummin(1).values.flip(1).sum(0)
-    lows = torch.where(own & (most < border), spot + 1, low).amax(1)
-    highs = torch.where(own & (least >= border), spot, high).amin(1)
+    lower_bound = torch.where(is_own, spot + 1, low).cummax(1).values.sum(0) - 1
+    upper_bound = torch.where(is_own, spot, high).flip(1).cummin(1).values.flip(1).sum(0)
+    lows = torch.where(is_own & (upper_bound < border), spot + 1, low).amax(1)
+    highs = torch.where(is_own & (lower_bound >= border), spot, high).amin(1)
     return tuple(zip(lows.tolist(), highs.tolist(), strict=True))

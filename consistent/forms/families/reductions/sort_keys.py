@@ -12,7 +12,7 @@ from torch import Tensor
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def keys(x: Tensor, descending: bool = False) -> Tensor:
+def sort_keys(x: Tensor, descending: bool = False) -> Tensor:
     """Return integers that compare as the elements of ``x`` do; NaN is the largest, and -0 is 0.
 
     They are as wide as the elements, but uint8 takes 16 bits, for the sign. With ``descending``

@@ -16,34 +16,34 @@ from collections.abc import Hashable
 from ....graph.global_ops import OP, Op, Value
 from .program import RecordedStep
 
-_LEAST_OPS = 64  # a smaller program is solved as it is
+_MIN_OPS = 64  # a smaller program is solved as it is
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def keys(program: RecordedStep) -> list[Hashable]:
+def node_block_keys(program: RecordedStep) -> list[Hashable]:
     """Return a key for each node of the layout problem; nodes that must choose equally share a key.
 
     The nodes are the inputs, parameters and buffers of the program, then its ops. Corresponding
     nodes of equal blocks (layers of a model) share their key, so they are solved once. The key is
     None for a node that is in no block.
     """
-    given = [value for value in program.values if value.kind != OP]
+    inputs = [value for value in program.values if value.kind != OP]
     ops = program.ops
-    found: list[Hashable] = [None] * (len(given) + len(ops))
-    if len(ops) < _LEAST_OPS:
-        return found
+    node_keys: list[Hashable] = [None] * (len(inputs) + len(ops))
+    if len(ops) < _MIN_OPS:
+        return node_keys
     blocks = _blocks(program)
-    for index, value in enumerate(given):
+    for index, value in enumerate(inputs):
         block = _block_of(value.name, blocks)
         if block is not None:
-            found[index] = blocks[block], value.name[len(block) :]
-    met: dict[str, int] = {}
-    for index, op in enumerate(ops, len(given)):
+            node_keys[index] = blocks[block], value.name[len(block) :]
+    op_counts: dict[str, int] = {}
+    for index, op in enumerate(ops, len(inputs)):
         block = _block_of(op.module, blocks)
         if block is not None:
-            met[block] = met.get(block, 0) + 1
-            found[index] = blocks[block], met[block]
-    return found
+            op_counts[block] = op_counts.get(block, 0) + 1
+            node_keys[index] = blocks[block], op_counts[block]
+    return node_keys
 
 
 def _blocks(program: RecordedStep) -> dict[str, Hashable]:
@@ -53,9 +53,9 @@ def _blocks(program: RecordedStep) -> dict[str, Hashable]:
     ``{"h.0": ("h.*", 0), "h.1": ("h.*", 0)}``.
     """
     families: dict[str, dict[str, Hashable]] = {}
-    for name in _numbered(program):
+    for name in _numbered_modules(program):
         text = _NUMBER.sub("*", name)
-        families.setdefault(text, {})[name] = _contents(program, name)
+        families.setdefault(text, {})[name] = _content_key(program, name)
     blocks: dict[str, Hashable] = {}
     for text, members in families.items():
         counts: dict[Hashable, int] = {}
@@ -69,7 +69,7 @@ def _blocks(program: RecordedStep) -> dict[str, Hashable]:
     return blocks
 
 
-def _numbered(program: RecordedStep) -> list[str]:
+def _numbered_modules(program: RecordedStep) -> list[str]:
     """Return the names of modules that end in a number, such as ``layers.0``, outermost first."""
     names: dict[str, None] = {}
     for op in program.ops:
@@ -80,7 +80,7 @@ def _numbered(program: RecordedStep) -> list[str]:
     return sorted(names, key=lambda name: (name.count("."), list(names).index(name)))
 
 
-def _contents(program: RecordedStep, block: str) -> Hashable:
+def _content_key(program: RecordedStep, block: str) -> Hashable:
     """Return a key of what a module runs and holds; equal modules have equal keys.
 
     None if it has fewer than two matrices, and so is too small to be a block.

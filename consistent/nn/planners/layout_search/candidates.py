@@ -24,10 +24,10 @@ from .follow import Estimate, follow
 from .program import Enter, RecordedStep
 
 # The plans by name that a found plan is compared with, and the layouts of their inputs.
-_NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
+_NAMED_PLANS = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 
 
-def judged(
+def estimate_plans(
     program: RecordedStep, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
 ) -> tuple[dict[str, Plan], dict[str, Estimate]]:
     """Return the plans that a run can follow, and the estimate of a step under each, by name.
@@ -37,18 +37,18 @@ def judged(
         costs: the seconds of ops and messages on this machine.
         makers: name -> a function that makes the plan. A plan that raises ValueError is left out.
     """
-    plans, found = dict[str, Plan](), dict[str, Estimate]()
+    plans, estimates = dict[str, Plan](), dict[str, Estimate]()
     for name, make in makers.items():
         try:
             plan = make()
-            found[name] = follow(program, costs, plan)
+            estimates[name] = follow(program, costs, plan)
         except ValueError:
             continue
         plans[name] = plan
-    return plans, found
+    return plans, estimates
 
 
-def whole_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
+def replicated_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
     """Return the plan in which every tensor is B (replicated).
 
     It is taken if no other plan can be followed.
@@ -62,16 +62,16 @@ def named_plans(program: RecordedStep, model: torch.nn.Module) -> dict[str, Call
     There is one for each combination of a name per placement axis: ``"zero3, tensor"`` on two axes.
     The layouts of the model's inputs are added to each plan.
     """
-    chosen = itertools.product(_NAMED, repeat=program.placement.ndim)
-    return {", ".join(names): partial(_named, program, model, names) for names in chosen}
+    combinations = itertools.product(_NAMED_PLANS, repeat=program.placement.ndim)
+    return {", ".join(names): partial(_named_plan, program, model, names) for names in combinations}
 
 
-def _named(program: RecordedStep, model: torch.nn.Module, chosen: tuple[str, ...]) -> Plan:
+def _named_plan(program: RecordedStep, model: torch.nn.Module, names: tuple[str, ...]) -> Plan:
     """Return the plan of one name for each axis, with the layouts of the model's inputs."""
     placement = program.placement
-    given = dict(zip(axis_names(placement), chosen, strict=True))
-    plan = plan_for(model, plain_slots(model), placement, given)
-    _add_inputs(plan, program, tuple(_NAMED[name] for name in chosen))
+    plan_by_axis = dict(zip(axis_names(placement), names, strict=True))
+    plan = plan_for(model, plain_slots(model), placement, plan_by_axis)
+    _add_inputs(plan, program, tuple(_NAMED_PLANS[name] for name in names))
     return plan
 
 
@@ -81,10 +81,10 @@ def _add_inputs(plan: Plan, program: RecordedStep, sbp: tuple) -> None:
     for event in program.events:
         if isinstance(event, Enter) and event.module == "":
             border = plan.modules.get("", Border())
-            ways = {
+            inputs = {
                 key: sbp
-                for key, v in event.given.items()
+                for key, v in event.arguments.items()
                 if (shape := program.values[v].spec.shape) and shape[0] >= parts > 1
             }
-            if ways:
-                plan.modules[""] = Border({**ways, **border.inputs}, border.outputs)
+            if inputs:
+                plan.modules[""] = Border({**inputs, **border.inputs}, border.outputs)

@@ -27,92 +27,97 @@ def plan_of_solution(program: RecordedStep, problem: Problem, solution: Sequence
         problem: the layout problem of that step.
         solution: for each node of the problem, the index of the chosen option.
     """
-    writing = _Writing(program, problem, solution)
-    writing.tensors()
-    writing.borders()
-    return writing.plan
+    writer = _PlanWriter(program, problem, solution)
+    writer.add_tensors()
+    writer.add_borders()
+    return writer.plan
 
 
-class _Writing:
+class _PlanWriter:
     """Conversion of one solution of the layout problem to ``plan``.
 
-    ``tensors`` and ``borders`` add what the plan contains.
+    ``add_tensors`` and ``add_borders`` add what the plan contains.
     """
 
     def __init__(self, program: RecordedStep, problem: Problem, solution: Sequence[int]) -> None:
         self.program = program
         self.plan = Plan(axes=program.placement.axes or ())
-        self.made: dict[int, NdSbp] = {}  # value -> layout as it is made
+        self.made_layouts: dict[int, NdSbp] = {}  # value -> layout as it is made
         # value -> (when it is read, in which layout); the results are read at the end.
         self.reads: dict[int, list[tuple[int, NdSbp]]] = {}
-        times = self._times()
+        times = self._run_positions()
         for node, index, at in zip(problem.nodes, solution, times, strict=True):
             option = node.options[index]
-            self.made.update(zip(node.outs, option.outs, strict=True))
-            for v, want in zip(node.ins, option.ins, strict=True):
-                self.reads.setdefault(v, []).append((at, want))
-        self.ends = self._ends()
+            self.made_layouts.update(zip(node.outs, option.outs, strict=True))
+            for v, layout in zip(node.ins, option.ins, strict=True):
+                self.reads.setdefault(v, []).append((at, layout))
+        self.ends = self._call_ends()
 
-    def _times(self) -> Iterable[int]:
+    def _run_positions(self) -> Iterable[int]:
         """Return when each node runs: the position of its op among ``program.events``.
 
         Inputs, parameters and buffers have position -1, and results come after all events.
         """
         program = self.program
-        given = [-1 for value in program.values if value.kind != OP]
+        inputs = [-1 for value in program.values if value.kind != OP]
         ops = [at for at, event in enumerate(program.events) if isinstance(event, Op)]
         results = dict.fromkeys([*program.losses, *program.results])
-        return [*given, *ops, *(len(program.events) for _ in results)]
+        return [*inputs, *ops, *(len(program.events) for _ in results)]
 
-    def _ends(self) -> dict[int, int]:
+    def _call_ends(self) -> dict[int, int]:
         """Return where each module call ends: position of the ``Enter`` -> that of the ``Exit``."""
-        found, begun = {}, []
+        ends, open_calls = {}, []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):
-                begun.append(at)
+                open_calls.append(at)
             elif isinstance(event, Exit):
-                found[begun.pop()] = at
-        return found
+                ends[open_calls.pop()] = at
+        return ends
 
-    def tensors(self) -> None:
+    def add_tensors(self) -> None:
         """Add the layouts of parameters and buffers to the plan."""
         for index, value in enumerate(self.program.values):
             if value.kind not in (PARAMETER, BUFFER):
                 continue
-            sbp = self.made[index]
-            wants = {want for _, want in self.reads.get(index, ())}
-            use = next(iter(wants)) if len(wants) == 1 else sbp
+            sbp = self.made_layouts[index]
+            layouts = {layout for _, layout in self.reads.get(index, ())}
+            use = next(iter(layouts)) if len(layouts) == 1 else sbp
             self.plan.tensors[value.name] = Layouts(sbp, use if may_gather(sbp, use) else sbp)
 
-    def borders(self) -> None:
+    def add_borders(self) -> None:
         """Add the boxing at module calls to the plan.
 
         A value is boxed (redistributed) where all its readers inside, or after, want one layout.
         """
-        whole: NdSbp = (B,) * self.program.placement.ndim
-        now = {
-            v: sbp if self.program.values[v].kind == OP else self.program.values[v].fixed or whole
-            for v, sbp in self.made.items()
+        replicated: NdSbp = (B,) * self.program.placement.ndim
+        layout_of = {
+            v: sbp
+            if self.program.values[v].kind == OP
+            else self.program.values[v].fixed or replicated
+            for v, sbp in self.made_layouts.items()
         }
-        before: list[dict[int, NdSbp]] = []
+        outer_layouts: list[dict[int, NdSbp]] = []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):
-                before.append({})
-                for key, v in event.given.items():
-                    if (want := self._one(v, at, self.ends[at])) not in (None, now[v]):
-                        before[-1].setdefault(v, now[v])
-                        now[v] = self._set(event.module, "inputs", key, want)  # type: ignore[arg-type]
+                outer_layouts.append({})
+                for key, v in event.arguments.items():
+                    if (target := self._common_layout(v, at, self.ends[at])) not in (
+                        None,
+                        layout_of[v],
+                    ):
+                        outer_layouts[-1].setdefault(v, layout_of[v])
+                        layout_of[v] = self._add_boxing(event.module, "inputs", key, target)  # type: ignore[arg-type]
             elif isinstance(event, Exit):
                 # A boxed input is boxed inside the call only; outside it keeps its layout.
-                now.update(before.pop())
-                for key, v in event.given.items():
-                    if (want := self._one(v, at, len(self.program.events) + 1)) not in (
+                layout_of.update(outer_layouts.pop())
+                for key, v in event.results.items():
+                    if (target := self._common_layout(v, at, len(self.program.events) + 1)) not in (
                         None,
-                        now[v],
+                        layout_of[v],
                     ):
-                        now[v] = self._set(event.module, "outputs", key, want)  # type: ignore[arg-type]
+                        layout_of[v] = self._add_boxing(event.module, "outputs", key, target)  # type: ignore[arg-type]
 
-    def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
+    def _common_layout(self, v: int, begin: int, end: int) -> NdSbp | None:
         """Return the layout that all readers of the value ``v`` between two events want.
 
         None if a plan cannot redistribute the value to it: they want several, nothing reads ``v``,
@@ -124,19 +129,19 @@ class _Writing:
         """
         if self.program.memory.is_written_after(v, begin):
             return None
-        wants = {want for at, want in self.reads.get(v, ()) if begin < at < end}
-        if len(wants) != 1:
+        layouts = {layout for at, layout in self.reads.get(v, ()) if begin < at < end}
+        if len(layouts) != 1:
             return None
-        (want,) = wants
-        return None if any(e.is_partial for e in want) else want
+        (layout,) = layouts
+        return None if any(e.is_partial for e in layout) else layout
 
-    def _set(self, module: str, side: str, key: int | str, want: NdSbp) -> NdSbp:
-        """Add the layout ``want`` of an argument or result to the plan.
+    def _add_boxing(self, module: str, side: str, key: int | str, target: NdSbp) -> NdSbp:
+        """Add the layout ``target`` of an argument or result to the plan.
 
         An entry that is there already stays. Returns the entry.
         """
         border = self.plan.modules.get(module, Border())
-        ways: Mapping[int | str, Nd] = {key: want, **getattr(border, side)}
-        sides = {"inputs": border.inputs, "outputs": border.outputs, side: ways}
+        layouts: Mapping[int | str, Nd] = {key: target, **getattr(border, side)}
+        sides = {"inputs": border.inputs, "outputs": border.outputs, side: layouts}
         self.plan.modules[module] = Border(**sides)
-        return ways[key]  # type: ignore[return-value]
+        return layouts[key]  # type: ignore[return-value]

@@ -18,24 +18,24 @@ from collections.abc import Iterable, Sequence
 
 from ....cost_model.model import CostModel
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
-from ....layout_problem.build import cheapest, joint, op_options
+from ....layout_problem.build import cheapest_options, op_options, signature_combinations
 from ....layout_problem.costs import boxing_seconds_on, start_seconds
 from ....layout_problem.problem import Node, Option, Problem
-from ....layout_problem.signatures import layouts_of, may_be
+from ....layout_problem.signatures import is_searchable, layouts_of
 from ....rules.candidates import candidates
 from ....rules.signature import Signature
 from ....spec import B, NdSbp, Placement, Split, TensorSpec
-from .blocks import keys
+from .blocks import node_block_keys
 from .program import RecordedStep
 
 # Tensors of a parameter's size that Adam training holds: the parameter, its gradient and two more.
 # A step reads four and writes three.
-_KEPT, _STEP = 4, 7
-Axes = Sequence[Sequence[Signature]]
+_TENSORS_KEPT, _TENSORS_STEPPED = 4, 7
+AxisSignatures = Sequence[Sequence[Signature]]
 
 
 def problem_of(
-    program: RecordedStep, costs: CostModel, given: Sequence[Axes] | None = None
+    program: RecordedStep, costs: CostModel, signatures: Sequence[AxisSignatures] | None = None
 ) -> Problem:
     """Return the integer program of choosing all layouts of ``program``.
 
@@ -45,44 +45,44 @@ def problem_of(
     Args:
         program: the recorded step.
         costs: the seconds of ops and messages on this machine.
-        given: for each node and placement axis, the signatures (layouts of operands and results)
-            from which it may choose; None allows all that the rule of its op has.
+        signatures: for each node and placement axis, the signatures (layouts of operands and
+            results) from which it may choose; None allows all that the rule of its op has.
     """
     problem = Problem(costs)
-    axes = given or axes_of(program)
-    alike = keys(program)
-    stay = {id(op): program.memory.must_stay(op, at) for at, op in program.timed_ops}
+    axes = signatures or possible_signatures(program)
+    block_keys = node_block_keys(program)
+    must_stay = {id(op): program.memory.must_stay(op, at) for at, op in program.timed_ops}
     for index, (value, op) in enumerate(_nodes(program)):
-        chosen = joint(axes[index])
+        choices = signature_combinations(axes[index])
         if op is None:
             assert value is not None
-            options = [_given(program, value, costs, s) for s in chosen]
-            node = Node(program.values[value].name, cheapest(options), (), (value,))
+            options = [_value_option(program, value, costs, s) for s in choices]
+            node = Node(program.values[value].name, cheapest_options(options), (), (value,))
         else:
-            options = op_options(problem, program.values, op, chosen)
+            options = op_options(problem, program.values, op, choices)
             # An op without a rule writes a copy, which it boxes back.
-            in_place = stay[id(op)] and not (op.row is None and op.call.inplace)
+            in_place = must_stay[id(op)] and not (op.row is None and op.call.inplace)
             node = Node(op.name, options, op.ins, op.outs, in_place=in_place)
-        node.alike = alike[index]
+        node.block_key = block_keys[index]
         problem.add(node, program.values)
-    _end(problem, program)
+    _add_results(problem, program)
     return problem
 
 
-def axes_of(program: RecordedStep) -> list[Axes]:
+def possible_signatures(program: RecordedStep) -> list[AxisSignatures]:
     """Return, for each node and placement axis, the signatures from which it may choose.
 
     A signature has the layouts of an op's operands and results along one axis.
     """
-    found: list[Axes] = []
+    axes: list[AxisSignatures] = []
     for value, op in _nodes(program):
         if op is not None:
-            found.append(_signatures(op, program.placement))
+            axes.append(_possible_signatures(op, program.placement))
         else:
             assert value is not None
             written = program.memory.is_written_after(value, -1)
-            found.append(_splits(program.values[value], program.placement, written))
-    return found
+            axes.append(_possible_splits(program.values[value], program.placement, written))
+    return axes
 
 
 def _nodes(program: RecordedStep) -> Iterable[tuple[int | None, Op | None]]:
@@ -97,7 +97,7 @@ def _nodes(program: RecordedStep) -> Iterable[tuple[int | None, Op | None]]:
         yield None, op
 
 
-def _splits(value: Value, placement: Placement, written: bool) -> Axes:
+def _possible_splits(value: Value, placement: Placement, written: bool) -> AxisSignatures:
     """Return the layouts that an input, parameter or buffer may have, for each placement axis.
 
     Each layout is a signature without operands: ``Signature((), (S(0),))``.
@@ -108,7 +108,7 @@ def _splits(value: Value, placement: Placement, written: bool) -> Axes:
         written: whether the step writes to it in place. Such an input stays replicated, since the
             caller's tensor is written.
     """
-    made = []
+    splits = []
     for axis, parts in enumerate(placement.shape):
         if value.fixed is not None:
             entries = [value.fixed[axis]]
@@ -117,37 +117,37 @@ def _splits(value: Value, placement: Placement, written: bool) -> Axes:
             entries = [B, *map(Split, dims)]
         else:
             entries = [B]
-        made.append([Signature((), (entry,)) for entry in entries])
-    return made
+        splits.append([Signature((), (entry,)) for entry in entries])
+    return splits
 
 
-def _signatures(op: Op, placement: Placement) -> Axes:
+def _possible_signatures(op: Op, placement: Placement) -> AxisSignatures:
     """Return the signatures that the search may choose for an op, for each placement axis.
 
     They are those of the op's rule, without any that leaves some rank without data, and without
     partial maxima, which have no gradient.
     """
-    whole = [[op.call.whole()]] * placement.ndim
+    replicated = [[op.call.broadcast_signature()]] * placement.ndim
     if op.row is None or any(out.data_dependent for out in op.call.outs):
-        return whole
-    found = candidates(op.row, op.call, placement)
-    if found is None:
-        return whole
-    made = []
-    for options, parts in zip(found, placement.shape, strict=True):
-        kept = [s for s in dict.fromkeys(options) if may_be(s, op.call, parts)]
-        made.append(kept or [op.call.whole()])
-    return made
+        return replicated
+    by_axis = candidates(op.row, op.call, placement)
+    if by_axis is None:
+        return replicated
+    signatures = []
+    for options, parts in zip(by_axis, placement.shape, strict=True):
+        useful_options = [s for s in dict.fromkeys(options) if is_searchable(s, op.call, parts)]
+        signatures.append(useful_options or [op.call.broadcast_signature()])
+    return signatures
 
 
-def _given(
-    program: RecordedStep, index: int, costs: CostModel, chosen: Sequence[Signature]
+def _value_option(
+    program: RecordedStep, index: int, costs: CostModel, signatures: Sequence[Signature]
 ) -> Option:
-    """Return the option that gives an input, parameter or buffer the layouts ``chosen``.
+    """Return the option that gives an input, parameter or buffer the layouts of ``signatures``.
 
     The cost of a parameter includes reducing its gradient and the optimizer's step.
     """
-    outs = layouts_of(chosen)[1]
+    outs = layouts_of(signatures)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
     nbytes = 0 if value.kind == INPUT else spec.largest_nbytes
@@ -155,8 +155,8 @@ def _given(
     if value.kind == PARAMETER and value.tracked:
         seconds = reducing_seconds(program, costs, spec.dual, spec)
         seconds += step_seconds(costs, nbytes)
-        nbytes *= _KEPT
-    return Option((), outs, seconds, nbytes, tuple(chosen))
+        nbytes *= _TENSORS_KEPT
+    return Option((), outs, seconds, nbytes, tuple(signatures))
 
 
 def reducing_seconds(
@@ -186,20 +186,20 @@ def step_seconds(costs: CostModel, nbytes: int) -> float:
 
     Four tensors of this size are read and three are written, as by Adam.
     """
-    return _STEP * nbytes / costs.memory
+    return _TENSORS_STEPPED * nbytes / costs.memory
 
 
-def _end(problem: Problem, program: RecordedStep) -> None:
+def _add_results(problem: Problem, program: RecordedStep) -> None:
     """Add a node for each result of the step, by which it is redistributed to its final layout.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
     """
-    whole: NdSbp = (B,) * program.placement.ndim
+    replicated: NdSbp = (B,) * program.placement.ndim
     for v in dict.fromkeys([*program.losses, *program.results]):
-        layouts, back = [whole], v not in program.losses and program.values[v].tracked
+        layouts, back = [replicated], v not in program.losses and program.values[v].tracked
         if v not in program.losses:
-            maker, have = problem.made[v]
-            found = (option.outs[have] for option in problem.nodes[maker].options)
-            layouts += [s for s in found if not any(e.is_partial for e in s)]
+            maker, output = problem.makers[v]
+            maker_layouts = (option.outs[output] for option in problem.nodes[maker].options)
+            layouts += [s for s in maker_layouts if not any(e.is_partial for e in s)]
         options = [Option((sbp,), (), 0.0, 0) for sbp in dict.fromkeys(layouts)]
         problem.add(Node("result", options, (v,)), program.values, [back])

@@ -20,11 +20,11 @@ class Enter:
 
     Attributes:
         module: the name of the module.
-        given: position or keyword of an argument -> the number of its value.
+        arguments: position or keyword of an argument -> the number of its value.
     """
 
     module: str
-    given: Mapping[int | str, int]
+    arguments: Mapping[int | str, int]
 
 
 @dataclass
@@ -33,11 +33,11 @@ class Exit:
 
     Attributes:
         module: the name of the module.
-        given: position or key in the result -> the number of a value.
+        results: position or key in the result -> the number of a value.
     """
 
     module: str
-    given: Mapping[int | str, int]
+    results: Mapping[int | str, int]
 
 
 @dataclass

@@ -19,14 +19,14 @@ from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
 from ....graph.known_values import KnownValues
 from ....graph.module_calls import module_calls
 from ....graph.reads import is_followed
-from ....graph.stand_ins import of_spec, outside
+from ....graph.stand_ins import outside_all_placements, stand_in_of_spec
 from ....spec import B, Placement, TensorSpec
 from ....spec.nested import map_tensors, tensors_in
 from ....spec.tracer import Tracer
 from ...slots import Slot, plain_slots
 from .program import Enter, Exit, RecordedStep
 
-_WHY = "a plan is searched without values, and here a value is needed"
+_REASON = "a plan is searched without values, and here a value is needed"
 
 
 def record(
@@ -51,14 +51,14 @@ def record(
     """
     recorder = _Recorder(placement)
     with ExitStack() as inside:
-        inside.enter_context(outside(_WHY, placement.size, plan_each=True))
+        inside.enter_context(outside_all_placements(_REASON, placement.size, plan_each=True))
         inside.enter_context(recorder.with_stand_ins(model))
         inside.enter_context(recorder.listening(model))
-        given = map_tensors((args, dict(kwargs)), recorder.input)
+        inputs = map_tensors((args, dict(kwargs)), recorder.input)
         try:
-            result = step(*given[0], **given[1])
+            result = step(*inputs[0], **inputs[1])
         except RuntimeError as error:
-            if _WHY not in str(error) and "meta tensor" not in str(error):
+            if _REASON not in str(error) and "meta tensor" not in str(error):
                 raise
             raise ValueError(
                 f"best_plan: {type(model).__name__} reads a value of a tensor while it runs, and "
@@ -84,9 +84,9 @@ class _Recorder:
         self._ops = GlobalOps(self.program.values)
         # Values are identified by their tensors, so no tensor may be freed and its id reused.
         self._alive: list[Any] = []
-        self._calling: list[str] = [""]
+        self._open_modules: list[str] = [""]
         self._inputs: dict[int, Any] = {}
-        self._known = KnownValues()
+        self._known_values = KnownValues()
 
     # -- what there is before the step -------------------------------------------------------------
 
@@ -97,29 +97,29 @@ class _Recorder:
         The model's own tensors have no gradients meanwhile, so that an optimizer that the step
         calls changes nothing.
         """
-        kept: list[tuple[Slot, torch.Tensor, torch.Tensor | None]] = []
+        originals: list[tuple[Slot, torch.Tensor, torch.Tensor | None]] = []
         try:
             for places in plain_slots(model):
                 value = places[0].value
-                made = self._parameter(value, places[0].name)
+                stand_in = self._parameter_stand_in(value, places[0].name)
                 for slot in places:
-                    kept.append((slot, value, value.grad))
-                    slot.put(made)
+                    originals.append((slot, value, value.grad))
+                    slot.put(stand_in)
                 value.grad = None
             yield
         finally:
-            for slot, value, grad in kept:
+            for slot, value, grad in originals:
                 value.grad = grad
                 slot.put(value)
 
-    def _parameter(self, value: torch.Tensor, name: str) -> Any:
+    def _parameter_stand_in(self, value: torch.Tensor, name: str) -> Any:
         """Return the tensor without values that takes the place of a parameter or buffer."""
         is_parameter = isinstance(value, torch.nn.Parameter)
-        made = of_spec(self._spec(value))
+        stand_in = stand_in_of_spec(self._spec(value))
         if is_parameter:
-            made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
-        self._value(made, PARAMETER if is_parameter else BUFFER, name)
-        return made
+            stand_in = torch.nn.Parameter(stand_in, requires_grad=value.requires_grad)
+        self._add_value(stand_in, PARAMETER if is_parameter else BUFFER, name)
+        return stand_in
 
     def input(self, x: torch.Tensor) -> Any:
         """Return the tensor without values that takes the place of the step's argument ``x``."""
@@ -131,23 +131,23 @@ class _Recorder:
                     f"  It is {x._spec}, the plan is for {self.program.placement}.\n"  # type: ignore[attr-defined]
                     "  Give a plain tensor, or one on that placement."
                 )
-            made = of_spec(self._spec(x), x.requires_grad)
-            index = self._value(made, INPUT, f"input {len(self._inputs)}")
+            stand_in = stand_in_of_spec(self._spec(x), x.requires_grad)
+            index = self._add_value(stand_in, INPUT, f"input {len(self._inputs)}")
             if is_global(x):
                 self.program.values[index].fixed = x._spec.sbp  # type: ignore[attr-defined]
             elif x.ndim == 0:
-                self.program.values[index].fixed = self._whole()
+                self.program.values[index].fixed = self._replicated()
             elif is_followed(x):
-                self._known.put(made, x.detach().clone())
-            self._inputs[id(x)] = made
+                self._known_values.put(stand_in, x.detach().clone())
+            self._inputs[id(x)] = stand_in
             self._alive.append(x)
         return self._inputs[id(x)]
 
     def _spec(self, x: torch.Tensor) -> TensorSpec:
         """Return the spec of a tensor with the shape and dtype of ``x``, replicated on all axes."""
-        return TensorSpec.of(self.program.placement, self._whole(), x.shape, x.dtype)
+        return TensorSpec.of(self.program.placement, self._replicated(), x.shape, x.dtype)
 
-    def _whole(self) -> tuple:
+    def _replicated(self) -> tuple:
         return (B,) * self.program.placement.ndim
 
     # -- what happens ------------------------------------------------------------------------------
@@ -156,60 +156,60 @@ class _Recorder:
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
         """Record ops, module calls and backward inside the ``with`` block; refuse ``to_global``."""
         tracer = Tracer(
-            on_op_end=self._op,
-            on_adopt=self._known.adopt,
-            value_of=self._known.get,
-            shapes_of=self._known.shapes_of,
-            handle_backward=self._backward,
-            handle_to_global=self._to_global,
+            on_op_end=self._record_op,
+            on_adopt=self._known_values.adopt,
+            value_of=self._known_values.get,
+            shapes_of=self._known_values.shapes_of,
+            handle_backward=self._record_loss,
+            handle_to_global=self._refuse_to_global,
         )
         modules = model.named_modules()
-        with module_calls(modules, self._enter, self._leave), tracer.tracing():
+        with module_calls(modules, self._record_enter, self._record_exit), tracer.tracing():
             yield
 
-    def _enter(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _record_enter(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Record that a call of the module ``name`` begins."""
-        self._calling.append(name)
-        given = {**dict(enumerate(args)), **kwargs}
-        self.program.events.append(Enter(name, self._values(given)))
+        self._open_modules.append(name)
+        arguments = {**dict(enumerate(args)), **kwargs}
+        self.program.events.append(Enter(name, self._value_numbers(arguments)))
 
-    def _leave(self, name: str, result: Any) -> None:
+    def _record_exit(self, name: str, result: Any) -> None:
         """Record that a call of the module ``name`` ends."""
-        self._calling.pop()
+        self._open_modules.pop()
         if isinstance(result, torch.Tensor):
-            given: Any = {0: result}
+            results: Any = {0: result}
         elif isinstance(result, Mapping):
-            given = result
+            results = result
         else:
-            given = dict(enumerate(result)) if isinstance(result, tuple | list) else {}
-        self.program.events.append(Exit(name, self._values(given)))
+            results = dict(enumerate(result)) if isinstance(result, tuple | list) else {}
+        self.program.events.append(Exit(name, self._value_numbers(results)))
 
-    def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
-        """Return the numbers of those of ``given`` that are values of the program."""
-        known = {key: self._ops.known(x) for key, x in given.items() if is_global(x)}
-        return {key: number for key, number in known.items() if number is not None}
+    def _value_numbers(self, tensors: Mapping[Any, Any]) -> dict[int | str, int]:
+        """Return the numbers of those of ``tensors`` that are values of the program."""
+        numbers = {key: self._ops.number_or_none(x) for key, x in tensors.items() if is_global(x)}
+        return {key: number for key, number in numbers.items() if number is not None}
 
-    def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
+    def _record_op(self, plan: Any, operands: list[Any], out: Any, *_: Any) -> None:
         """Record an op that has run; called by the tracer."""
-        op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
-        self._alive += [*given, *tensors_in(out)]
+        op = replace(self._ops.op(plan, operands, out), module=self._open_modules[-1])
+        self._alive += [*operands, *tensors_in(out)]
         if not plan.call.inplace:
-            read = list(zip(op.ins, filter(is_global, given), strict=True))
-            for made, x in zip(op.outs, filter(is_global, tensors_in(out))):
-                self.program.same += [(v, made) for v, y in read if _is_same(x, y)]
+            read = list(zip(op.ins, filter(is_global, operands), strict=True))
+            for result, x in zip(op.outs, filter(is_global, tensors_in(out))):
+                self.program.same += [(v, result) for v, y in read if _share_storage(x, y)]
         self.program.events.append(op)
-        self._known.op(plan, given, out)
+        self._known_values.op(plan, operands, out)
 
-    def _value(self, x: Any, kind: str, name: str) -> int:
+    def _add_value(self, x: Any, kind: str, name: str) -> int:
         """Add an input, parameter or buffer to the program, and return its number."""
         self._alive.append(x)
         return self._ops.new(x, kind, name)
 
-    def _backward(self, y: Any, *_: Any) -> None:
+    def _record_loss(self, y: Any, *_: Any) -> None:
         """Record a loss in place of running its backward; called by the tracer."""
         self.program.losses.append(self._ops.number(y))
 
-    def _to_global(self, x: Any, target: TensorSpec, *_: Any) -> Any:
+    def _refuse_to_global(self, x: Any, target: TensorSpec, *_: Any) -> Any:
         """Refuse a call of ``to_global``, since the plan is to choose all layouts."""
         raise ValueError(
             f"best_plan: the step lays a tensor out itself, {x._spec} to {target}.\n"
@@ -220,12 +220,12 @@ class _Recorder:
     def end(self, result: Any) -> None:
         """Record the tensors in ``result``, which the step has returned, as results."""
         for x in tensors_in(result):
-            number = self._ops.known(x) if is_global(x) else None
+            number = self._ops.number_or_none(x) if is_global(x) else None
             if number is not None and number not in self.program.results:
                 self.program.results.append(number)
 
 
-def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+def _share_storage(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return whether two tensors share a storage, as ``x`` and ``x.contiguous()`` may."""
     x, y = plain(x), plain(y)
     if x.layout is not torch.strided or y.layout is not torch.strided:

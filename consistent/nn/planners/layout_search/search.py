@@ -16,20 +16,20 @@ from ....layout_problem.solve import DoesNotFitInMemory, solve
 from ....movement.speeds import costs_of_plans
 from ....rules.signature import Signature
 from ....spec import Placement
-from ....spec.nested import arguments_of, each_in
+from ....spec.nested import arguments_of, instances_in
 from ...plan import Plan
 from ...slots import plain_slots
 from ..resolve import resolve
-from .candidates import judged, named_plans, whole_plan
+from .candidates import estimate_plans, named_plans, replicated_plan
 from .emit import plan_of_solution
 from .follow import Estimate, follow
-from .options import axes_of, problem_of
+from .options import possible_signatures, problem_of
 from .program import RecordedStep
 from .record import record
 
 # The most options of a problem of several axes that is solved for all axes at once.
-_AT_ONCE = 300
-_ROUNDS = 3
+_MAX_OPTIONS_AT_ONCE = 300
+_MAX_ROUNDS = 3
 
 
 def best_plan(
@@ -76,24 +76,26 @@ def best_plan(
     model = _model_of(step_or_model, args, kwargs)
     program = record(step_or_model, model, placement, args, kwargs)
     costs = machine or costs_of_plans(placement.type)
-    solutions = _solved(program, costs, memory)
+    solutions = _solve(program, costs, memory)
     least = min(nbytes for _, _, nbytes in solutions.values())
-    # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
+    # A run may choose otherwise than the solution, so every plan is estimated by ``follow``.
     makers: dict[str, Callable[[], Plan]] = {
-        name: partial(_own, program, model, solution, problem)
+        name: partial(_plan_from_solution, program, model, solution, problem)
         for name, (solution, problem, _) in solutions.items()
     }
     makers.update(named_plans(program, model))
-    plans, found = judged(program, costs, makers)
+    plans, estimates = estimate_plans(program, costs, makers)
     if not plans:
-        plans = {"whole": whole_plan(program, model)}
-        found = {name: follow(program, costs, plan) for name, plan in plans.items()}
-    fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
+        plans = {"whole": replicated_plan(program, model)}
+        estimates = {name: follow(program, costs, plan) for name, plan in plans.items()}
+    fitting = {n: e for n, e in estimates.items() if memory is None or e.nbytes <= memory}
     if not fitting:
-        raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
+        raise _does_not_fit(
+            min([least, *(e.nbytes for e in estimates.values())]), memory or 0, model
+        )
     best = min(fitting, key=lambda name: fitting[name].seconds)  # the first of equal ones
     plan = plans[best]
-    plan.notes += _notes(best, found)
+    plan.notes += _plan_notes(best, estimates)
     return plan
 
 
@@ -106,9 +108,9 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
     Raises:
         ValueError: there is not exactly one, or it is parallelized already.
     """
-    found = [step] if isinstance(step, torch.nn.Module) else []
-    found += each_in((args, dict(kwargs)), torch.nn.Module)
-    modules = list({id(m): m for m in found}.values())
+    candidates = [step] if isinstance(step, torch.nn.Module) else []
+    candidates += instances_in((args, dict(kwargs)), torch.nn.Module)
+    modules = list({id(m): m for m in candidates}.values())
     if len(modules) != 1:
         names = ", ".join(type(m).__name__ for m in modules) or "none"
         raise ValueError(
@@ -133,35 +135,39 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 _Solution = tuple[list[int], Problem, int]
 
 
-def _solved(program: RecordedStep, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
+def _solve(program: RecordedStep, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
     """Return name -> a solution of the layout problem, from which a plan of that name is made.
 
     There is one if the problem can be solved for all axes at once; otherwise there are one or two,
     of which either may be the better. If nothing fits in ``memory``, each is the one with the
     fewest bytes.
     """
-    axes, name = axes_of(program), "a plan of its own"
+    axes, name = possible_signatures(program), "a plan of its own"
     counts = (math.prod(map(len, each)) for each in axes)
-    if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
+    if program.placement.ndim == 1 or sum(counts) <= _MAX_OPTIONS_AT_ONCE:
         problem = problem_of(program, costs, axes)
-        solution = _fitting(problem, memory)
+        solution = _solve_within_memory(problem, memory)
         return {name: (solution, problem, problem.cost(solution)[1])}
-    whole = [[options[0] for options in each] for each in axes]  # replicated first
-    found = {name: _axis_by_axis(program, costs, memory, whole)}
+    replicated = [[options[0] for options in each] for each in axes]  # replicated first
+    solutions = {name: _solve_axis_by_axis(program, costs, memory, replicated)}
     if costs.inside != costs.between:
         # With unequal links, solving axis by axis may stop at a bad solution. So it is also begun
         # from the solution for equal links.
-        equal = _axis_by_axis(program, replace(costs, between=costs.inside), memory, whole)
-        again = _axis_by_axis(program, costs, memory, _taken(equal, len(axes)))
-        found[f"{name}, begun with equal links"] = again
-    return found
+        equal_solution = _solve_axis_by_axis(
+            program, replace(costs, between=costs.inside), memory, replicated
+        )
+        second_solution = _solve_axis_by_axis(
+            program, costs, memory, _chosen_signatures(equal_solution, len(axes))
+        )
+        solutions[f"{name}, begun with equal links"] = second_solution
+    return solutions
 
 
-def _axis_by_axis(
+def _solve_axis_by_axis(
     program: RecordedStep,
     costs: CostModel,
     memory: int | None,
-    chosen: Sequence[Sequence[Signature]],
+    signatures: Sequence[Sequence[Signature]],
 ) -> _Solution:
     """Return a solution found by solving one axis after another, until a round improves nothing.
 
@@ -172,48 +178,48 @@ def _axis_by_axis(
         program: the recorded step.
         costs: the seconds of ops and messages on this machine.
         memory: the bytes that a rank may hold; None for no limit.
-        chosen: where to begin: for each node, its signature on each axis.
+        signatures: where to begin: for each node, its signature on each axis.
     """
-    axes = axes_of(program)
+    axes = possible_signatures(program)
     best: _Solution | None = None
-    last: tuple[bool, float] = False, float("inf")
-    for _ in range(_ROUNDS):
+    last_score: tuple[bool, float] = False, float("inf")
+    for _ in range(_MAX_ROUNDS):
         for axis in range(program.placement.ndim):
-            given = [
+            options_of_axes = [
                 [options if a == axis else [now[a]] for a, options in enumerate(each)]
-                for each, now in zip(axes, chosen, strict=True)
+                for each, now in zip(axes, signatures, strict=True)
             ]
-            problem = problem_of(program, costs, given)
-            solution = _fitting(problem, memory)
+            problem = problem_of(program, costs, options_of_axes)
+            solution = _solve_within_memory(problem, memory)
             best = solution, problem, problem.cost(solution)[1]
-            chosen = _taken(best, len(axes))
+            signatures = _chosen_signatures(best, len(axes))
         assert best is not None
         seconds, nbytes = best[1].cost(best[0])
         # Compared as a tuple: fitting in memory comes before seconds.
-        now = memory is not None and nbytes > memory, seconds
-        if now >= last:
+        score = memory is not None and nbytes > memory, seconds
+        if score >= last_score:
             break
-        last = now
+        last_score = score
     assert best is not None
     return best
 
 
-def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
+def _chosen_signatures(found_solution: _Solution, count: int) -> list[Sequence[Signature]]:
     """Return the signatures of the first ``count`` nodes in a solution, one for each axis."""
-    solution, problem, _ = found
+    solution, problem, _ = found_solution
     pairs = zip(problem.nodes, solution, range(count))
-    return [node.options[index].axes for node, index, _ in pairs]
+    return [node.options[index].signatures for node, index, _ in pairs]
 
 
-def _own(
+def _plan_from_solution(
     program: RecordedStep, model: torch.nn.Module, solution: Sequence[int], problem: Problem
 ) -> Plan:
     """Return the plan under which a run comes closest to a solution, without patterns."""
-    made = plan_of_solution(program, problem, solution)
-    return resolve(model, plain_slots(model), program.placement, made)
+    plan = plan_of_solution(program, problem, solution)
+    return resolve(model, plain_slots(model), program.placement, plan)
 
 
-def _fitting(problem: Problem, memory: int | None) -> list[int]:
+def _solve_within_memory(problem: Problem, memory: int | None) -> list[int]:
     """Return the best solution within ``memory``, or the one with the fewest bytes if none fits."""
     try:
         return solve(problem, memory)
@@ -224,12 +230,12 @@ def _fitting(problem: Problem, memory: int | None) -> list[int]:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def _notes(best: str, found: Mapping[str, Estimate]) -> list[str]:
+def _plan_notes(best: str, estimates: Mapping[str, Estimate]) -> list[str]:
     """Return the notes of the plan ``best``: its estimate, and those of the four next best."""
-    others = sorted((e.seconds, name) for name, e in found.items() if name != best)
-    text = "; ".join(f"{name}: {found[name].seconds * 1e3:.3f} ms" for _, name in others[:4])
+    others = sorted((e.seconds, name) for name, e in estimates.items() if name != best)
+    text = "; ".join(f"{name}: {estimates[name].seconds * 1e3:.3f} ms" for _, name in others[:4])
     return [
-        f"searched: {best}, estimated {found[best]}; others: {text}",
+        f"searched: {best}, estimated {estimates[best]}; others: {text}",
         "give inputs= to parallelize, so that the model's inputs become global tensors",
     ]
 

@@ -16,54 +16,54 @@ from ....spec import EXTREMES, Sbp
 from ....spec.sbp import partial_max, partial_min
 from ...signature import Call, Operand, Signature
 
-SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
+OPPOSITE_EXTREME: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
 
-_LARGER = ("bitwise_or", "logical_or")
+_OR_OPS = ("bitwise_or", "logical_or")
 
 
-def rising(call: Call) -> list[Signature]:
+def increasing(call: Call) -> list[Signature]:
     """Return the SBP signatures ``P(max) -> P(max)`` and ``P(min) -> P(min)`` of an increasing op.
 
     They are for the first operand; other operands are B.
     """
-    return [call.make({0: kind}, kind) for kind in EXTREMES]
+    return [call.signature({0: kind}, kind) for kind in EXTREMES]
 
 
-def falling(call: Call) -> list[Signature]:
+def decreasing(call: Call) -> list[Signature]:
     """Return the SBP signatures ``P(max) -> P(min)`` and ``P(min) -> P(max)`` of a decreasing op.
 
     They are for the first operand; other operands are B.
     """
-    return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
+    return [call.signature({0: kind}, OPPOSITE_EXTREME[kind]) for kind in EXTREMES]
 
 
-def shifted(call: Call) -> list[Signature]:
+def add_scalar(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of x + c, x - c and c - x with a number c.
 
     The first two pass P(max), and c - x swaps it with P(min). There are none for other calls, such
     as with a tensor c.
     """
-    c = _number(call)
+    c = _scalar_operand(call)
     if c is None or call.kwargs.get("alpha", 1) != 1:
         return []
-    first = _number_is_first(call)
+    first = _is_scalar_first(call)
     falls = not first if call.name == "rsub" else first and call.name != "add"
-    return falling(call) if falls else rising(call)
+    return decreasing(call) if falls else increasing(call)
 
 
-def scaled(call: Call) -> list[Signature]:
+def scale_by_scalar(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of x * c and x / c with a number c other than 0.
 
     A positive c passes P(max), and a negative one swaps it with P(min).
     """
-    c = _number(call)
+    c = _scalar_operand(call)
     divides = call.name not in ("mul", "multiply")
-    if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
+    if not c or call.kwargs.get("rounding_mode") or (divides and _is_scalar_first(call)):
         return []
-    return falling(call) if c < 0 else rising(call)
+    return decreasing(call) if c < 0 else increasing(call)
 
 
-def chosen(call: Call) -> list[Signature]:
+def where(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of where(condition, x, y).
 
     x and y may both be P(max), or one of them P(max) and the other B or a number, because a value
@@ -71,10 +71,10 @@ def chosen(call: Call) -> list[Signature]:
     """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]
-    return [call.make(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
+    return [call.signature(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
 
 
-def of_truths(call: Call) -> list[Signature]:
+def and_or_of_bools(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of ``or`` and ``and`` of bools.
 
     ``x or y`` is max(x, y), and ``and`` is min. So ``or`` has ``P(max), P(max) -> P(max)``. If one
@@ -83,12 +83,12 @@ def of_truths(call: Call) -> list[Signature]:
     if any(x.spec.dtype is not torch.bool for x in call.operands):
         return []
     indices = range(len(call.operands))
-    same = partial_max if call.name in _LARGER else partial_min
-    both = [call.make(dict.fromkeys(indices, same), same)]
-    return both + [call.make({i: kind}, kind) for i in indices for kind in EXTREMES]
+    same = partial_max if call.name in _OR_OPS else partial_min
+    both = [call.signature(dict.fromkeys(indices, same), same)]
+    return both + [call.signature({i: kind}, kind) for i in indices for kind in EXTREMES]
 
 
-def _number(call: Call) -> float | None:
+def _scalar_operand(call: Call) -> float | None:
     """Return c of ``op(x, c)`` or ``op(c, x)``, where x is the only tensor; None for other calls.
 
     None too, if x is not floating-point, or if its dtype cannot hold c as a normal number or 0.
@@ -96,13 +96,13 @@ def _number(call: Call) -> float | None:
     dtype = call.operands[0].spec.dtype
     if len(call.operands) != 1 or not dtype.is_floating_point:
         return None
-    given = (*call.args[:2], call.kwargs.get("other"), call.kwargs.get("input"))
-    found = [x for x in given if isinstance(x, int | float) and not isinstance(x, bool)]
+    arguments = (*call.args[:2], call.kwargs.get("other"), call.kwargs.get("input"))
+    scalars = [x for x in arguments if isinstance(x, int | float) and not isinstance(x, bool)]
     limits = torch.finfo(dtype)
-    if len(found) != 1 or not (found[0] == 0 or limits.tiny <= abs(found[0]) <= limits.max):
+    if len(scalars) != 1 or not (scalars[0] == 0 or limits.tiny <= abs(scalars[0]) <= limits.max):
         return None
-    return float(found[0])
+    return float(scalars[0])
 
 
-def _number_is_first(call: Call) -> bool:
+def _is_scalar_first(call: Call) -> bool:
     return bool(call.args) and not isinstance(call.args[0], Operand)

@@ -13,13 +13,13 @@ from ..indexing import data_dependent
 from . import monotone
 
 
-def of_truths(call: Call, parts: int) -> list[Signature]:
+def and_or(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of and/or: all operands are split along the same dim of the result.
 
-    Operands that are bools may also be P(max) or P(min), see ``monotone.of_truths``.
+    Operands that are bools may also be P(max) or P(min), see ``monotone.and_or_of_bools``.
     """
-    made = notation.of_call("f(...*) -> ...", call, parts)
-    return made + monotone.of_truths(call)
+    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts)
+    return signatures + monotone.and_or_of_bools(call)
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
@@ -28,14 +28,14 @@ def fill(call: Call, parts: int) -> list[Signature]:
     Out of place only the shape of x is read, so x may be partial: ``P -> B``. In place x keeps its
     SBP: ``P -> P`` for zeros, and ``P(max) -> P(max)`` for any value.
     """
-    made = notation.of_call("f(...*) -> ...", call, parts)
+    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts)
     if not call.inplace:
-        return made + [call.make({0: p}, B) for p in (P, *EXTREMES)]
-    kept = (P, *EXTREMES) if call.name == "zero" else EXTREMES
-    return made + [call.make({0: p}, p) for p in kept]
+        return signatures + [call.signature({0: p}, B) for p in (P, *EXTREMES)]
+    kept_partials = (P, *EXTREMES) if call.name == "zero" else EXTREMES
+    return signatures + [call.signature({0: p}, p) for p in kept_partials]
 
 
-def chosen(call: Call, parts: int) -> list[Signature]:
+def where(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of where(condition, x, y): all operands are split along one dim.
 
     If x and y are both P, the result is P. ``where(condition)`` alone has the signatures of
@@ -43,10 +43,10 @@ def chosen(call: Call, parts: int) -> list[Signature]:
     """
     if data_dependent.nonzero_outs(call):
         return data_dependent.nonzero(call, parts)
-    made = notation.of_call("f(...*) -> ...", call, parts) + monotone.chosen(call)
+    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts) + monotone.where(call)
     if len(call.operands) == 3:
-        made.append(call.make({1: P, 2: P}, P))
-    return made
+        signatures.append(call.signature({1: P, 2: P}, P))
+    return signatures
 
 
 # Neither linear nor monotone in any operand.
@@ -83,13 +83,13 @@ ROWS = (
     Row(_RISING, "f(...*) -> ...; rises", composite=True),
     Row("erfc special_erfc", "f(...) -> ...; falls", composite=True),
     Row(
-        "bitwise_and bitwise_or logical_and logical_or", of_truths,
+        "bitwise_and bitwise_or logical_and logical_or", and_or,
         composite=True, any_size=True, numbers="*",
     ),
     Row("maximum", "max(..., ...) -> ...", _PAIR, composite=True),
     Row("minimum", "min(..., ...) -> ...", _PAIR, composite=True),
     Row("bitwise_not logical_not", "f(...) -> ...; falls", composite=True),
-    Row("add sub subtract rsub", "... + ... -> ...", _PAIR, extremes=monotone.shifted),
+    Row("add sub subtract rsub", "... + ... -> ...", _PAIR, extremes=monotone.add_scalar),
     Row("addcdiv", "... + ..., 1/(...) -> ...", "input tensor1 tensor2"),
     Row("addcmul", "... + ..., ... -> ...", "input tensor1 tensor2"),
     Row("bool int long short char byte", "f(...) -> ...; rises"),
@@ -97,7 +97,7 @@ ROWS = (
     Row(
         "div divide true_divide",
         ("f(..., ...) -> ...; if rounding_mode", "..., 1/(...) -> ..."),
-        f"{_PAIR} rounding_mode", extremes=monotone.scaled,
+        f"{_PAIR} rounding_mode", extremes=monotone.scale_by_scalar,
     ),
     Row("empty_like ones_like zeros_like", "shape(...) -> ..."),
     Row("fill zero", fill, any_size=True, numbers="*"),
@@ -105,13 +105,13 @@ ROWS = (
     Row("frexp", "f(...) -> ..., ..."),
     Row("lerp", "... + ..., f(...) -> ...", "input end weight"),
     Row("masked_fill", "..., f(...) + ... -> ...; rises", "input mask value"),
-    Row("mul multiply", "..., ... -> ...", _PAIR, extremes=monotone.scaled),
+    Row("mul multiply", "..., ... -> ...", _PAIR, extremes=monotone.scale_by_scalar),
     Row("deg2rad positive rad2deg", "... -> ...; rises"),
     Row("neg negative", "... -> ...; falls"),
     Row("prelu", ("f(nc..., c) -> nc...", "f(n, [c]) -> n"), "input weight"),
     Row("imag real", "... -> ..."),
     Row("view_as_real", "... -> ...[c]"),
-    Row("where", chosen, outs=data_dependent.nonzero_outs, any_size=True, numbers="*"),
+    Row("where", where, outs=data_dependent.nonzero_outs, any_size=True, numbers="*"),
 )  # fmt: skip
 
 add_rows(ROWS)

@@ -9,7 +9,7 @@ from ...signature import Call, Out
 from ...table import Row, add_rows
 
 
-def like_first(call: Call) -> list[Out]:
+def outs_like_first(call: Call) -> list[Out]:
     """Return one output like the first operand, for ops that torch cannot run on meta tensors."""
     return [Out(call.operands[0].shape, call.operands[0].spec.dtype)]
 
@@ -45,7 +45,7 @@ ROWS = (
     Row("_conj _conj_physical _neg_view cdouble cfloat chalf", "... -> ..."),
     Row(_FUNCTIONS + _POLYNOMIALS, "f(...*) -> ..."),
     Row("complex", "... + ... -> ...", "real imag"),
-    Row("fake_quantize_per_tensor_affine", "f(...*) -> ...", outs=like_first),
+    Row("fake_quantize_per_tensor_affine", "f(...*) -> ...", outs=outs_like_first),
     Row("polar", "f(..., ...) -> ...", "abs angle"),
     Row("view_as_complex", "...[c] -> ..."),
 )

@@ -13,20 +13,20 @@ from ...signature import Call, Operand, Out, Signature
 from ...table import Row, add_rows
 
 
-def among(call: Call, parts: int) -> list[Signature]:
+def isin(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of isin: elements, which are independent, may be split.
 
     If the test elements are split, each rank searches its own, and an element is found if any rank
     finds it: ``B, S(0) -> P(max)``, or P(min) with ``invert``.
     """
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     x, y = call.get("elements"), call.get("test_elements")
     kind = partial_min if call.get("invert", False) else partial_max
     if isinstance(x, Operand):
-        made += [call.make({x.index: S(d)}, S(d)) for d in range(x.ndim)]
+        signatures += [call.signature({x.index: S(d)}, S(d)) for d in range(x.ndim)]
     if isinstance(y, Operand):
-        made += [call.make({y.index: S(d)}, kind) for d in range(y.ndim)]
-    return made
+        signatures += [call.signature({y.index: S(d)}, kind) for d in range(y.ndim)]
+    return signatures
 
 
 def histogram(call: Call, parts: int) -> list[Signature]:
@@ -36,18 +36,18 @@ def histogram(call: Call, parts: int) -> list[Signature]:
     split like the input.
     """
     weight = call.kwargs.get("weight")
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     for d in range(call.operands[0].ndim):
         ins = {0: S(d), **({weight.index: S(d)} if isinstance(weight, Operand) else {})}
-        made.append(call.make(ins, (P, B), "histogram", 16))
-    return made
+        signatures.append(call.signature(ins, (P, B), "histogram", 16))
+    return signatures
 
 
 def _histogram_outs(call: Call) -> tuple[Out, ...]:
     """Return the outputs (counts, edges of the bins); torch has no histogram of meta tensors."""
     bins, dtype = call.get("bins"), call.operands[0].spec.dtype
     n = bins.shape[0] - 1 if isinstance(bins, Operand) else bins
-    return tuple(Out(torch.Size([k]), dtype, fixed=True) for k in (n, n + 1))
+    return tuple(Out(torch.Size([k]), dtype, non_differentiable=True) for k in (n, n + 1))
 
 
 ROWS = (
@@ -55,7 +55,7 @@ ROWS = (
     Row("bucketize", "f(..., b) -> ...", "input boundaries"),
     Row("histc", "f(...) -> [b]; ... by histc", "input bins min max", by_value=True),
     Row("histogram", histogram, "input bins", outs=_histogram_outs),
-    Row("isin", among, "elements test_elements assume_unique invert", forward=True),
+    Row("isin", isin, "elements test_elements assume_unique invert", makes_extremes=True),
     Row(
         "searchsorted",
         ("f(b, ...) -> ...; unless sorter", "f(...b, ...[v]) -> ...[v]; unless sorter",

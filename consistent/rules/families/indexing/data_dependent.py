@@ -18,14 +18,14 @@ from ...table import Row, add_rows
 FORM = "select_by_mask"
 
 
-def _out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
+def _data_dependent_out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
     return Out(torch.Size(sizes), dtype, data_dependent=True)
 
 
 # -- elements where a mask is True -----------------------------------------------------------------
 
 
-def masked(call: Call) -> tuple[Operand, Operand] | None:
+def operand_and_mask(call: Call) -> tuple[Operand, Operand] | None:
     """Return (x, mask) if the call reads or writes ``x[mask]`` with a boolean mask, or None.
 
     The shape of the mask must be that of the leading dims of x.
@@ -34,47 +34,52 @@ def masked(call: Call) -> tuple[Operand, Operand] | None:
     if call.name in ("getitem", "setitem"):
         index: Any = call.args[1]
     else:
-        named = [name for name in ("indices", "mask") if name in call.params]
-        index = call.get(named[0]) if named else None  # narrow, select, slice have none
+        index_names = [name for name in ("indices", "mask") if name in call.params]
+        index = call.get(index_names[0]) if index_names else None  # narrow, select, slice have none
     if isinstance(index, tuple | list) and len(index) == 1:
         (index,) = index
     if not isinstance(index, Operand) or index.spec.dtype is not torch.bool or not index.ndim:
         return None
     # The mask of masked_select broadcasts from the right, that of x[mask] is of the first dims.
-    covered = x.ndim if call.name == "masked_select" else index.ndim
-    return (x, index) if tuple(x.shape[:covered]) == tuple(index.shape) else None
+    mask_ndim = x.ndim if call.name == "masked_select" else index.ndim
+    return (x, index) if tuple(x.shape[:mask_ndim]) == tuple(index.shape) else None
 
 
-def masked_outs(call: Call) -> list[Out] | None:
+def masked_select_outs(call: Call) -> list[Out] | None:
     """Return the output of ``x[mask]`` at its largest possible size; None for other calls.
 
     It has one row of x for each True, and at most one for each element of the mask.
     """
-    found = masked(call)
-    if found is None:
+    x_and_mask = operand_and_mask(call)
+    if x_and_mask is None:
         return None
-    x, mask = found
-    return [_out((mask.shape.numel(), *x.shape[mask.ndim :]), x.spec.dtype)]
+    x, mask = x_and_mask
+    return [_data_dependent_out((mask.shape.numel(), *x.shape[mask.ndim :]), x.spec.dtype)]
 
 
-def selected_by_mask(call: Call, parts: int) -> list[Signature]:
+def masked_select(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of masked_select and x[mask]: operands and result are S(0).
 
     Each rank selects from its own rows. As ranks then hold different numbers of selected rows, they
     send rows to each other until the split is balanced. A dim of x that the mask does not cover may
     be split instead, and needs no messages.
     """
-    found = masked(call)
-    if found is None:
-        return [call.whole()]
-    x, mask = found
-    rest = range(mask.ndim, x.ndim)
-    made = [call.whole(), *(call.make({0: S(d)}, S(d - mask.ndim + 1), FORM) for d in rest)]
-    made.append(call.make({0: S(0), mask.index: S(0)}, S(0), FORM, _moved(call, parts)))
-    return made
+    x_and_mask = operand_and_mask(call)
+    if x_and_mask is None:
+        return [call.broadcast_signature()]
+    x, mask = x_and_mask
+    unmasked_dims = range(mask.ndim, x.ndim)
+    signatures = [
+        call.broadcast_signature(),
+        *(call.signature({0: S(d)}, S(d - mask.ndim + 1), FORM) for d in unmasked_dims),
+    ]
+    signatures.append(
+        call.signature({0: S(0), mask.index: S(0)}, S(0), FORM, _balancing_bytes(call, parts))
+    )
+    return signatures
 
 
-def _moved(call: Call, parts: int) -> int:
+def _balancing_bytes(call: Call, parts: int) -> int:
     """Return the estimated bytes that a rank sends to balance the found rows over the ranks.
 
     The true number of rows is not known when layouts are chosen. The estimate assumes that half of
@@ -95,8 +100,8 @@ def nonzero_outs(call: Call) -> list[Out] | None:
     if call.name == "where" and (len(call.args) > 1 or call.kwargs):
         return None
     if call.name == "where" or call.kwargs.get("as_tuple", False):
-        return [_out((x.shape.numel(),), torch.int64)] * max(x.ndim, 1)
-    return [_out((x.shape.numel(), x.ndim), torch.int64)]
+        return [_data_dependent_out((x.shape.numel(),), torch.int64)] * max(x.ndim, 1)
+    return [_data_dependent_out((x.shape.numel(), x.ndim), torch.int64)]
 
 
 def nonzero(call: Call, parts: int) -> list[Signature]:
@@ -107,8 +112,11 @@ def nonzero(call: Call, parts: int) -> list[Signature]:
     """
     x = call.operands[0]
     if not x.ndim:
-        return [call.whole()]
-    return [call.whole(), call.make({0: S(0)}, S(0), "nonzero", _moved(call, parts))]
+        return [call.broadcast_signature()]
+    return [
+        call.broadcast_signature(),
+        call.signature({0: S(0)}, S(0), "nonzero", _balancing_bytes(call, parts)),
+    ]
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -122,9 +130,9 @@ def unique_outs(call: Call) -> list[Out]:
     x = call.operands[0]
     inverse, counts = (call.get(n, False) for n in ("return_inverse", "return_counts"))
     return [
-        _out((x.shape.numel(),), x.spec.dtype),
-        _out(x.shape if inverse else (0,), torch.int64),
-        _out((x.shape.numel() if counts else 0,), torch.int64),
+        _data_dependent_out((x.shape.numel(),), x.spec.dtype),
+        _data_dependent_out(x.shape if inverse else (0,), torch.int64),
+        _data_dependent_out((x.shape.numel() if counts else 0,), torch.int64),
     ]
 
 
@@ -136,11 +144,11 @@ def unique(call: Call, parts: int) -> list[Signature]:
     """
     x = call.operands[0]
     nbytes = (parts - 1) * x.spec.nbytes // parts
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     for d in range(x.ndim):
         inverse: Sbp = S(d) if call.outs[1].shape == x.shape else B
-        made.append(call.make({0: S(d)}, (B, inverse, B), "unique", nbytes))
-    return made
+        signatures.append(call.signature({0: S(d)}, (B, inverse, B), "unique", nbytes))
+    return signatures
 
 
 def bincount_outs(call: Call) -> list[Out]:
@@ -152,7 +160,7 @@ def bincount_outs(call: Call) -> list[Out]:
     dtype = torch.int64
     if isinstance(weights, Operand):
         dtype = weights.spec.dtype if weights.spec.dtype is torch.float32 else torch.float64
-    return [_out((max(call.get("minlength", 0), 1),), dtype)]
+    return [_data_dependent_out((max(call.get("minlength", 0), 1),), dtype)]
 
 
 def bincount(call: Call, parts: int) -> list[Signature]:
@@ -165,14 +173,14 @@ def bincount(call: Call, parts: int) -> list[Signature]:
     ins: dict[int, Sbp] = {
         o.index: S(0) for o in (call.operands[0], weights) if isinstance(o, Operand)
     }
-    return [call.whole(), call.make(ins, P, "bincount", 8)]
+    return [call.broadcast_signature(), call.signature(ins, P, "bincount", 8)]
 
 
 ROWS = (
     Row("_unique2", unique, "input sorted return_inverse return_counts", outs=unique_outs),
     Row("argwhere nonzero", nonzero, "input", outs=nonzero_outs),
     Row("bincount", bincount, "input weights minlength", outs=bincount_outs),
-    Row("masked_select", selected_by_mask, "input mask", outs=masked_outs),
+    Row("masked_select", masked_select, "input mask", outs=masked_select_outs),
 )
 
 add_rows(ROWS)

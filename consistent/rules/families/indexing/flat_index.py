@@ -11,21 +11,21 @@ from typing import Any
 from ....spec import P, S
 from ...signature import Call, Operand, Signature
 from ...table import Row, add_rows
-from .data_dependent import masked
+from .data_dependent import operand_and_mask
 
 
-def taken(call: Call, parts: int) -> list[Signature]:
+def take(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of take, and of take_along_dim without a dim: ``S(d), B -> P``.
 
     A rank reads 0 for elements of other ranks, so that the results add up. If the index is split
     instead, so is the result: ``B, S(d) -> S(d)``.
     """
     x, index = call.operands[0], call.get("index")
-    made = [call.whole(), call.make({0: P}, P)]
-    made += [call.make({0: S(d)}, P, "take") for d in range(x.ndim)]
+    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures += [call.signature({0: S(d)}, P, "take") for d in range(x.ndim)]
     if index.shape != call.outs[0].shape:
-        return made
-    return made + [call.make({index.index: S(d)}, S(d)) for d in range(index.ndim)]
+        return signatures
+    return signatures + [call.signature({index.index: S(d)}, S(d)) for d in range(index.ndim)]
 
 
 def put(call: Call, parts: int) -> list[Signature]:
@@ -35,16 +35,18 @@ def put(call: Call, parts: int) -> list[Signature]:
     and values may both be P, since writing adds them.
     """
     index, source = call.get("index"), call.get("source")
-    made = [
-        call.whole(),
-        *(call.make({0: S(d)}, S(d), "put") for d in range(call.operands[0].ndim)),
+    signatures = [
+        call.broadcast_signature(),
+        *(call.signature({0: S(d)}, S(d), "put") for d in range(call.operands[0].ndim)),
     ]
     if call.get("accumulate", False):
-        made.append(call.make({0: P, source.index: P}, P))
+        signatures.append(call.signature({0: P, source.index: P}, P))
         if index.shape == source.shape:
             ins = {index.index, source.index}
-            made += [call.make({0: P, **dict.fromkeys(ins, S(d))}, P) for d in range(index.ndim)]
-    return made
+            signatures += [
+                call.signature({0: P, **dict.fromkeys(ins, S(d))}, P) for d in range(index.ndim)
+            ]
+    return signatures
 
 
 def masked_scatter(call: Call, parts: int) -> list[Signature]:
@@ -56,12 +58,16 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
     """
     x, mask = call.operands[0], call.get("mask")
     if x.shape != call.outs[0].shape:
-        return [call.whole()]
-    made = [call.whole()] + [call.make({0: S(d)}, S(d), "masked_scatter") for d in range(x.ndim)]
+        return [call.broadcast_signature()]
+    signatures = [call.broadcast_signature()] + [
+        call.signature({0: S(d)}, S(d), "masked_scatter") for d in range(x.ndim)
+    ]
     if x.ndim and x.spec.placement.ndim == 1 and mask.shape == x.shape:
         nbytes = 8 * (parts - 1)
-        made.append(call.make({0: S(0), mask.index: S(0)}, S(0), "masked_scatter", nbytes))
-    return made
+        signatures.append(
+            call.signature({0: S(0), mask.index: S(0)}, S(0), "masked_scatter", nbytes)
+        )
+    return signatures
 
 
 def masked_write(call: Call, value: Any) -> list[Signature]:
@@ -70,33 +76,33 @@ def masked_write(call: Call, value: Any) -> list[Signature]:
     ``value`` is written wherever the mask is True, or has one row for each True. Rows are assigned
     to Trues in order, as by masked_scatter.
     """
-    found = masked(call)
-    assert found is not None
-    x, mask = found
-    each = isinstance(value, Operand) and value.ndim == x.ndim - mask.ndim + 1
-    each = each and value.shape[0] != 1
-    form = "masked_write" if each else None
-    made = [call.whole()]
+    x_and_mask = operand_and_mask(call)
+    assert x_and_mask is not None
+    x, mask = x_and_mask
+    is_row_per_true = isinstance(value, Operand) and value.ndim == x.ndim - mask.ndim + 1
+    is_row_per_true = is_row_per_true and value.shape[0] != 1
+    form = "masked_write" if is_row_per_true else None
+    signatures = [call.broadcast_signature()]
     for d in range(x.ndim):
-        if d < mask.ndim and not each:
-            made.append(call.make({0: S(d), mask.index: S(d)}, S(d)))
+        if d < mask.ndim and not is_row_per_true:
+            signatures.append(call.signature({0: S(d), mask.index: S(d)}, S(d)))
         elif d < mask.ndim:
-            made.append(call.make({0: S(d)}, S(d), form))
+            signatures.append(call.signature({0: S(d)}, S(d), form))
         else:
             place = d - x.ndim + value.ndim if isinstance(value, Operand) else -1
-            cut = place >= 0 and value.shape[place] == x.shape[d]
-            ins = {0: S(d), **({value.index: S(place)} if cut else {})}
-            made.append(call.make(ins, S(d)))
-    if each and x.spec.placement.ndim == 1:
+            splits_value = place >= 0 and value.shape[place] == x.shape[d]
+            ins = {0: S(d), **({value.index: S(place)} if splits_value else {})}
+            signatures.append(call.signature(ins, S(d)))
+    if is_row_per_true and x.spec.placement.ndim == 1:
         nbytes = 8 * (call.operands[0].spec.placement.size - 1)
-        made.append(call.make({0: S(0), mask.index: S(0)}, S(0), form, nbytes))
-    return made
+        signatures.append(call.signature({0: S(0), mask.index: S(0)}, S(0), form, nbytes))
+    return signatures
 
 
 ROWS = (
     Row("masked_scatter", masked_scatter, "input mask source"),
     Row("put", put, "input index source accumulate"),
-    Row("take", taken, "input index"),
+    Row("take", take, "input index"),
 )
 
 add_rows(ROWS)

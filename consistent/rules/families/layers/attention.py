@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from ....spec import DimCut, NdSbp, S, Sbp, Split
 from ... import notation
-from ...choose import cut_elsewhere
+from ...choose import pieces_by_other_axes
 from ...signature import Call, Operand, Signature
 from ...table import Row, add_rows
 
@@ -34,7 +34,7 @@ FORM = "attention"
 RING, HEADS = "ring_attention", "heads_attention"
 # Number of scores from which on balanced rows and keys use the forms RING and HEADS, too: these
 # gather no keys, and make no causal mask.
-LARGE = 1 << 22
+RING_MIN_SCORES = 1 << 22
 
 
 def attention(call: Call, parts: int) -> list[Signature]:
@@ -47,27 +47,27 @@ def attention(call: Call, parts: int) -> list[Signature]:
     """
     q, k, v = (call.get(name) for name in ("query", "key", "value"))
     mask = call.get("attn_mask")
-    given = [t for t in (q, k, v, mask) if isinstance(t, Operand)]
-    if [t.index for t in given] != list(range(len(call.operands))):
-        return [call.whole()]
+    tensors = [t for t in (q, k, v, mask) if isinstance(t, Operand)]
+    if [t.index for t in tensors] != list(range(len(call.operands))):
+        return [call.broadcast_signature()]
     rule = "f(...l[e], ...s[e]), ...sv"
     if mask is not None:
         rule += ", f(...ls)" if mask.ndim > 1 else ", f(s)"
-    made = notation.of_call(f"{rule} -> ...lv", call, parts)
+    signatures = notation.signatures_by_text(f"{rule} -> ...lv", call, parts)
     if call.get("enable_gqa", False):
-        made = [s for s in made if _groups_stay(call, s, (q, k, v))]
-    goes_round = [_goes_round(call, entry) for entry in q.spec.sbp]
-    rounds = _rounds(call, parts) if goes_round[call.axis] else []
-    if rounds and _cut_of(q.spec.sbp[call.axis]) is not None:
+        signatures = [s for s in signatures if _keeps_groups_together(call, s, (q, k, v))]
+    offers_ring = [_offers_ring(call, entry) for entry in q.spec.sbp]
+    ring_signatures = _ring_and_heads_signatures(call, parts) if offers_ring[call.axis] else []
+    if ring_signatures and _cut_of(q.spec.sbp[call.axis]) is not None:
         # The result keeps the query's cut; the "heads" form boxes to heads and back.
-        made = [s for s in made if not _splits_heads(s, q)]
-    form = RING if any(goes_round) else FORM  # one form serves all axes
-    return [*(_by_form(call, s, parts, form) for s in made), *rounds]
+        signatures = [s for s in signatures if not _splits_heads(s, q)]
+    form = RING if any(offers_ring) else FORM  # one form serves all axes
+    return [*(_with_form(call, s, parts, form) for s in signatures), *ring_signatures]
 
 
-def _splits_heads(made: Signature, query: Operand) -> bool:
-    """Return whether ``made`` splits the query along a batch or head dim."""
-    entry = made.ins[query.index]
+def _splits_heads(signature: Signature, query: Operand) -> bool:
+    """Return whether ``signature`` splits the query along a batch or head dim."""
+    entry = signature.ins[query.index]
     return isinstance(entry, Split) and entry.dim < query.ndim - 2
 
 
@@ -75,51 +75,55 @@ def _cut_of(entry: Sbp) -> DimCut | None:
     return entry.cut if isinstance(entry, Split) else None
 
 
-def _goes_round(call: Call, now: Sbp) -> bool:
-    """Return whether the forms RING and HEADS are offered for a query whose SBP is ``now``.
+def _offers_ring(call: Call, query_sbp: Sbp) -> bool:
+    """Return whether the forms RING and HEADS are offered for a query whose SBP is ``query_sbp``.
 
     They are for rows with a cut, and for balanced rows whose matrix of scores would have LARGE
     elements or more.
     """
     q, k, v = call.operands[:3]
-    if not isinstance(now, Split) or now.dim != q.ndim - 2 or not _may_go_round(call):
+    if not isinstance(query_sbp, Split) or query_sbp.dim != q.ndim - 2 or not _supports_ring(call):
         return False
-    plain = now.cut is None
-    return not plain or (q.shape[-2] * k.shape[-2] >= LARGE and q.shape[-2] == k.shape[-2])
+    is_balanced = query_sbp.cut is None
+    return not is_balanced or (
+        q.shape[-2] * k.shape[-2] >= RING_MIN_SCORES and q.shape[-2] == k.shape[-2]
+    )
 
 
-def _rounds(call: Call, parts: int) -> list[Signature]:
+def _ring_and_heads_signatures(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of the forms RING and HEADS: q, k, v all have the query's split.
 
     The result has it too. HEADS is left out if heads do not divide among the ranks, or with
     dropout.
     """
-    now = call.operands[0].spec.sbp[call.axis]
+    query_sbp = call.operands[0].spec.sbp[call.axis]
     q, k, v, *masks = call.operands
-    assert isinstance(now, Split)
-    if now.cut is not None and now.cut.fault(k.shape[-2], parts):
+    assert isinstance(query_sbp, Split)
+    if query_sbp.cut is not None and query_sbp.cut.invalid_reason(k.shape[-2], parts):
         return []
-    ins = {x.index: Split(x.ndim - 2, now.cut) for x in (q, k, v)}
-    by_rows = {x.index: Split(x.ndim - 2, now.cut) for x in masks if _has_rows(x)}
+    ins = {x.index: Split(x.ndim - 2, query_sbp.cut) for x in (q, k, v)}
+    by_rows = {x.index: Split(x.ndim - 2, query_sbp.cut) for x in masks if _differs_by_row(x)}
     placement = q.spec.placement
-    held = (parts - 1) / parts / cut_elsewhere(placement, q.spec.sbp, call.axis)
-    moved = k.spec.nbytes + v.spec.nbytes
-    made = [call.make({**ins, **by_rows}, now, RING, int(moved * held))]
-    drops = call.get("dropout_p", 0.0)
-    divide = all(x.shape[-3] % placement.size == 0 for x in (q, k, v))
-    if divide and not drops and all(x.ndim < 3 or x.shape[-3] == 1 for x in masks):
+    sent_fraction = (parts - 1) / parts / pieces_by_other_axes(placement, q.spec.sbp, call.axis)
+    nbytes = k.spec.nbytes + v.spec.nbytes
+    signatures = [call.signature({**ins, **by_rows}, query_sbp, RING, int(nbytes * sent_fraction))]
+    dropout = call.get("dropout_p", 0.0)
+    heads_divide = all(x.shape[-3] % placement.size == 0 for x in (q, k, v))
+    if heads_divide and not dropout and all(x.ndim < 3 or x.shape[-3] == 1 for x in masks):
         out = call.outs[0]
-        moved += q.spec.nbytes + out.shape.numel() * out.dtype.itemsize
-        made.append(call.make(ins, now, HEADS, int(moved * held / parts)))
-    return made
+        nbytes += q.spec.nbytes + out.shape.numel() * out.dtype.itemsize
+        signatures.append(
+            call.signature(ins, query_sbp, HEADS, int(nbytes * sent_fraction / parts))
+        )
+    return signatures
 
 
-def _has_rows(mask: Operand) -> bool:
+def _differs_by_row(mask: Operand) -> bool:
     """Return whether the mask differs between query rows, so that it is split with them."""
     return mask.ndim > 1 and mask.shape[-2] > 1
 
 
-def _may_go_round(call: Call) -> bool:
+def _supports_ring(call: Call) -> bool:
     """Return whether the forms RING and HEADS support this call.
 
     They need 4 dims or more, floating-point tensors, equal batches, and with ``is_causal`` as many
@@ -133,48 +137,49 @@ def _may_go_round(call: Call) -> bool:
     causal = call.get("is_causal", False)
     if causal and q.shape[-2] != k.shape[-2]:
         return False
-    batch = {tuple(x.shape[:-3]) for x in (q, k, v)}
+    batch_shapes = {tuple(x.shape[:-3]) for x in (q, k, v)}
     heads = q.shape[-3] if not call.get("enable_gqa", False) else k.shape[-3]
-    alike = q.shape[-3] % max(1, k.shape[-3]) == 0 and k.shape[-3] == v.shape[-3] == heads
-    return len(batch) == 1 and alike
+    heads_match = q.shape[-3] % max(1, k.shape[-3]) == 0 and k.shape[-3] == v.shape[-3] == heads
+    return len(batch_shapes) == 1 and heads_match
 
 
-def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
-    """Return ``made`` with the form that it needs: none if attention of the shards is the result.
+def _with_form(call: Call, signature: Signature, parts: int, form: str) -> Signature:
+    """Return ``signature`` with the form that it needs.
 
-    Split keys need a form that joins the ranks' softmaxes. Split causal rows, and dropout, need one
-    that knows the logical positions of rows and keys.
+    It needs none if attention of the shards is the result. Split keys need a form that joins the
+    ranks' softmaxes. Split causal rows, and dropout, need one that knows the logical positions of
+    rows and keys.
     """
     q, k = call.operands[:2]
-    if made.ins[1] is S(k.ndim - 2):
+    if signature.ins[1] is S(k.ndim - 2):
         rows = call.outs[0].shape[:-1].numel()
         # A maximum and a sum of each row, on every rank.
         nbytes = 2 * 2 * (parts - 1) * rows * q.spec.dtype.itemsize // parts
-        return replace(made, form=FORM, nbytes=nbytes)
-    placed = call.get("is_causal", False) and made.ins[0] is S(q.ndim - 2)
-    if placed:
-        return replace(made, form=FORM)
+        return replace(signature, form=FORM, nbytes=nbytes)
+    needs_positions = call.get("is_causal", False) and signature.ins[0] is S(q.ndim - 2)
+    if needs_positions:
+        return replace(signature, form=FORM)
     if call.get("dropout_p", 0.0):
-        return replace(made, form=form)
-    return made
+        return replace(signature, form=form)
+    return signature
 
 
-def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> bool:
+def _keeps_groups_together(call: Call, signature: Signature, operands: tuple[Operand, ...]) -> bool:
     """Return whether the query heads that share a key head are on the rank that has the key head.
 
     It is for grouped-query attention. Heads of ``operands`` (q, k, v) must then be split in the
     same way and evenly, unless there is a single key head.
     """
-    cut = [
+    splits_heads = [
         isinstance(s, Split) and s.dim == t.ndim - 3
-        for s, t in zip(made.ins, operands, strict=False)
+        for s, t in zip(signature.ins, operands, strict=False)
     ]
-    if not any(cut):
+    if not any(splits_heads):
         return True
     size = operands[0].spec.placement.size
     if all(t.shape[-3] == 1 for t in operands[1:]):
         return operands[0].shape[-3] >= size
-    return all(cut) and all(t.shape[-3] % size == 0 for t in operands)
+    return all(splits_heads) and all(t.shape[-3] % size == 0 for t in operands)
 
 
 def _serves_any_size(call: Call, ins: Sequence[NdSbp]) -> bool:

@@ -19,8 +19,10 @@ from ...table import Row, add_rows
 _PIXELS, _TAPS = "xyz", "uvw"
 
 
-def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signature]:
-    """Return ``made`` without the signatures that could leave a rank without channels.
+def _without_empty_channels(
+    call: Call, signatures: list[Signature], batched: bool
+) -> list[Signature]:
+    """Return ``signatures`` without those that could leave a rank without channels.
 
     A split batch may leave a rank without samples, which torch allows; ``batched`` says that dim 0
     is a batch. Other axes may split the channels too, so there must be one for every rank of the
@@ -32,11 +34,13 @@ def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signa
         return not isinstance(entry, Split) or operand.shape[entry.dim] >= size
 
     return [
-        s for s in made if (batched and s.outs[0] is S(0)) or all(map(fits, call.operands, s.ins))
+        s
+        for s in signatures
+        if (batched and s.outs[0] is S(0)) or all(map(fits, call.operands, s.ins))
     ]
 
 
-def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
+def _with_argument(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
     """Return the call's (args, kwargs) with the argument ``name`` set to ``value``.
 
     An argument that the call does not pass stays left out.
@@ -62,9 +66,9 @@ def convolution(call: Call, parts: int) -> list[Signature]:
     what their outputs read of neighbouring shards (a halo).
     """
     x, weight = call.get("input"), call.get("weight")
-    given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
-    if [t.index for t in given] != list(range(len(call.operands))):
-        return [call.whole()]
+    tensors = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
+    if [t.index for t in tensors] != list(range(len(call.operands))):
+        return [call.broadcast_signature()]
     pixels, taps = _PIXELS[: weight.ndim - 2], _TAPS[: weight.ndim - 2]
     batched = x.ndim == weight.ndim
     n = "n" if batched else ""
@@ -76,12 +80,12 @@ def convolution(call: Call, parts: int) -> list[Signature]:
         rule = f"{n}c[{pixels}], {channels}[{taps}] + o -> {n}o[{pixels}]"
     else:
         rule = f"{n}g[{pixels}], g[i{taps}] + g -> {n}g[{pixels}]"
-    made = notation.of_call(rule, call, parts)
+    signatures = notation.signatures_by_text(rule, call, parts)
     if call.get("groups", 1) != 1:
         if not _groups_align(call, x.shape[batched], call.outs[0].shape[batched]):
-            made = [s for s in made if not isinstance(s.ins[1], Split)]
+            signatures = [s for s in signatures if not isinstance(s.ins[1], Split)]
     planes = range(x.ndim - len(pixels), x.ndim)
-    return _never_empty(call, made, batched) + with_halo(call, parts, planes)
+    return _without_empty_channels(call, signatures, batched) + with_halo(call, parts, planes)
 
 
 def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
@@ -93,7 +97,7 @@ def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
     return groups == channels == out_channels or groups % call.operands[0].spec.placement.size == 0
 
 
-def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+def with_local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
     """Return the call's arguments with the number of groups that this rank's shard has.
 
     With 8 groups and half of the channels, a rank has 4. ``ins`` are the shapes of the shards.
@@ -103,42 +107,42 @@ def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
         return call.args, dict(call.kwargs)
     x, weight = call.operands[0], call.operands[1]
     dim = x.ndim - weight.ndim + 1
-    return _replaced(call, "groups", groups * ins[0][dim] // x.shape[dim])
+    return _with_argument(call, "groups", groups * ins[0][dim] // x.shape[dim])
 
 
 # -- images, each on its own ----------------------------------------------------------------------
 
 
-def channels_whole(call: Call, parts: int) -> list[Signature]:
+def whole_channels(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of ops that move elements between channels and pixels.
 
     The batch may be split. P passes too, because elements are only moved. pixel_shuffle is such an
     op.
     """
-    made = [call.whole(), call.make({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
     x = call.operands[0]
     batch = x.ndim - 3
     # Never empty: torch cannot differentiate these ops for an empty batch.
-    made += [
-        call.make({0: S(d)}, S(d)) for d in range(batch) if x.shape[d] >= x.spec.placement.size
+    signatures += [
+        call.signature({0: S(d)}, S(d)) for d in range(batch) if x.shape[d] >= x.spec.placement.size
     ]
-    return made
+    return signatures
 
 
-def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
+def pixel_shuffle(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of pixel_shuffle and its inverse: any dim may be split.
 
     Channels and pixels are split only if the placement's ranks divide them evenly, so that the
     channels that become one block of pixels stay together.
     """
-    made, x, y = channels_whole(call, parts), call.operands[0], call.outs[0]
+    signatures, x, y = whole_channels(call, parts), call.operands[0], call.outs[0]
     for d in range(x.ndim - 3, x.ndim):
         if min(x.shape[d], y.shape[d]) % x.spec.placement.size == 0:
-            made.append(call.make({0: S(d)}, S(d)))
-    return made
+            signatures.append(call.signature({0: S(d)}, S(d)))
+    return signatures
 
 
-def blocks(call: Call, parts: int) -> list[Signature]:
+def im2col(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of im2col and col2im: batch, channels or image rows are split.
 
     Channels are split only if the ranks divide them evenly, since im2col stacks a block of each
@@ -146,23 +150,23 @@ def blocks(call: Call, parts: int) -> list[Signature]:
     form "halo").
     """
     x, y = call.operands[0], call.outs[0]
-    made = [call.whole(), call.make({0: P}, P)]
-    made += with_halo(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
+    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures += with_halo(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
     batched = "n" if max(x.ndim, y.ndim) == 4 else ""
     if batched:
-        made.append(call.make({0: S(0)}, S(0)))
+        signatures.append(call.signature({0: S(0)}, S(0)))
     dim = len(batched)
     if min(x.shape[dim], y.shape[dim]) % x.spec.placement.size == 0:
-        made.append(call.make({0: S(dim)}, S(dim)))
-    return made
+        signatures.append(call.signature({0: S(dim)}, S(dim)))
+    return signatures
 
 
-def local_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+def with_local_batch_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
     """Return the arguments of affine_grid_generator with the shard's batch size in ``size``.
 
     ``ins`` are the shapes of the shards.
     """
-    return _replaced(call, "size", [ins[0][0], *call.get("size")[1:]])
+    return _with_argument(call, "size", [ins[0][0], *call.get("size")[1:]])
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -182,39 +186,47 @@ _SHARP_2D = "_upsample_nearest_exact2d upsample_nearest2d"
 _TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
 
 
-def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
+def _image_rules(pixels: str, outs: str = "") -> tuple[str, ...]:
     """Return the rules of ops on separate images of dims ``pixels``, with and without a batch.
 
-    ``_each("<xy>")`` is ``("f(nc!<xy>) -> nc!<xy>", "f(c!<xy>) -> c!<xy>")``. ``!`` marks the
-    channels, of which every rank must have at least one, as torch refuses images without channels.
+    ``_image_rules("<xy>")`` is ``("f(nc!<xy>) -> nc!<xy>", "f(c!<xy>) -> c!<xy>")``. ``!`` marks
+    the channels, of which every rank must have at least one, as torch refuses images without them.
     """
     return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
 
 
-def _averaged(pixels: str) -> tuple[str, ...]:
-    """Return the rules of average pooling: those of ``_each`` without f, as it is linear.
+def _average_pool_rules(pixels: str) -> tuple[str, ...]:
+    """Return the rules of average pooling: those of ``_image_rules`` without f, as it is linear.
 
     The flag "rounds" says that it is not linear for integers.
     """
-    rules = _each(f"<{pixels}>")
+    rules = _image_rules(f"<{pixels}>")
     return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
 
 
-def _unpooled(pixels: str) -> tuple[str, ...]:
+def _max_unpool_rules(pixels: str) -> tuple[str, ...]:
     """Return the rules of max_unpool, with and without a batch: each image is on its own.
 
-    ``_unpooled("xy")[0]`` is ``"nc![xy], f(nc![xy]) -> nc!_"`` for values and indices.
+    ``_max_unpool_rules("xy")[0]`` is ``"nc![xy], f(nc![xy]) -> nc!_"`` for values and indices.
     """
     return tuple(f"{dims}[{pixels}], f({dims}[{pixels}]) -> {dims}_" for dims in ("nc!", "c!"))
 
 
-_MEAN_1D, _MEAN_2D, _MEAN_3D = _averaged("x"), _averaged("xy"), _averaged("xyz")
-_MAX_1D, _MAX_2D, _MAX_3D = _each("<x>", "*"), _each("<xy>", "*"), _each("<xyz>", "*")
+_MEAN_1D, _MEAN_2D, _MEAN_3D = (
+    _average_pool_rules("x"),
+    _average_pool_rules("xy"),
+    _average_pool_rules("xyz"),
+)
+_MAX_1D, _MAX_2D, _MAX_3D = (
+    _image_rules("<x>", "*"),
+    _image_rules("<xy>", "*"),
+    _image_rules("<xyz>", "*"),
+)
 
 ROWS = (
     Row("_adaptive_avg_pool2d adaptive_avg_pool2d", _MEAN_2D, _ADAPTIVE),
     Row("_adaptive_avg_pool3d adaptive_avg_pool3d", _MEAN_3D, _ADAPTIVE),
-    Row("_convolution convolution", convolution, _ATEN_CONV, localize=local_groups),
+    Row("_convolution convolution", convolution, _ATEN_CONV, localize=with_local_groups),
     Row(f"{_SMOOTH_2D} upsample_bicubic2d upsample_bilinear2d", _MEAN_2D, _SMOOTH, by_value=True),
     Row(_SHARP_2D, _MEAN_2D, _NEAREST, by_value=True),
     Row("_upsample_nearest_exact1d upsample_nearest1d", _MEAN_1D, _NEAREST, by_value=True),
@@ -223,27 +235,32 @@ ROWS = (
     Row("adaptive_max_pool1d", _MAX_1D, _ADAPTIVE, composite=True),
     Row("adaptive_max_pool2d", _MAX_2D, _ADAPTIVE, composite=True),
     Row("adaptive_max_pool3d", _MAX_3D, _ADAPTIVE, composite=True),
-    Row("affine_grid_generator", "n![ab] -> n!_", "theta size align_corners", localize=local_size),
+    Row(
+        "affine_grid_generator",
+        "n![ab] -> n!_",
+        "theta size align_corners",
+        localize=with_local_batch_size,
+    ),
     Row("avg_pool1d", _MEAN_1D, _POOL_1D),
     Row("avg_pool2d", _MEAN_2D, _POOL),
     Row("avg_pool3d", _MEAN_3D, _POOL),
     Row("channel_shuffle native_channel_shuffle", "n[c]... -> n[c]..."),
-    Row("col2im", blocks, "input output_size kernel_size dilation padding stride"),
-    Row("conv1d conv2d conv3d", convolution, _CONV, localize=local_groups),
+    Row("col2im", im2col, "input output_size kernel_size dilation padding stride"),
+    Row("conv1d conv2d conv3d", convolution, _CONV, localize=with_local_groups),
     Row("conv_tbc", "[t]bi, [k]io + o -> [s]bo", "input weight bias"),
-    Row(_TRANSPOSED, convolution, _CONV_TRANSPOSE, localize=local_groups),
+    Row(_TRANSPOSED, convolution, _CONV_TRANSPOSE, localize=with_local_groups),
     Row(
         "grid_sampler grid_sampler_2d grid_sampler_3d",
         ("nc[xy], f(nuv[g]) -> ncuv", "nc[xyz], f(nuvw[g]) -> ncuvw"),
         "input grid",
     ),
-    Row("im2col", blocks, "input kernel_size dilation padding stride"),
+    Row("im2col", im2col, "input kernel_size dilation padding stride"),
     Row("max_pool1d max_pool1d_with_indices", _MAX_1D, _MAX_POOL, composite=True),
     Row("max_pool2d max_pool2d_with_indices", _MAX_2D, _MAX_POOL, composite=True),
     Row("max_pool3d max_pool3d_with_indices", _MAX_3D, _MAX_POOL, composite=True),
-    Row("max_unpool2d", _unpooled("xy"), "input indices", composite=True),
-    Row("max_unpool3d", _unpooled("xyz"), "input indices", composite=True),
-    Row("pixel_shuffle pixel_unshuffle", pixels_shuffled),
+    Row("max_unpool2d", _max_unpool_rules("xy"), "input indices", composite=True),
+    Row("max_unpool3d", _max_unpool_rules("xyz"), "input indices", composite=True),
+    Row("pixel_shuffle pixel_unshuffle", pixel_shuffle),
     Row("upsample_linear1d", _MEAN_1D, _SMOOTH, by_value=True),
     Row("upsample_trilinear3d", _MEAN_3D, _SMOOTH, by_value=True),
 )

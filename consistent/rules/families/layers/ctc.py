@@ -9,10 +9,10 @@ from ...notation import NONE
 from ...signature import Call, Operand, Out, Signature
 from ...table import Row, add_rows
 
-_NAMES = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
+_PARAMS = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
 
 
-def ctc(call: Call, parts: int) -> list[Signature]:
+def ctc_loss(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of ctc_loss: the batch is split.
 
     Log-probabilities are (time, batch, classes), so they are S(1). Targets are split if they have a
@@ -20,13 +20,13 @@ def ctc(call: Call, parts: int) -> list[Signature]:
     """
     x, targets = call.operands[0], call.get("targets")
     if x.ndim != 3:
-        return [call.whole()]
+        return [call.broadcast_signature()]
     ins = {0: S(1), **({targets.index: S(0)} if targets.ndim == 2 else {})}
     out = S(0) if call.get("reduction", 1) == NONE else P
-    return [call.whole(), call.make(ins, out, "ctc_loss")]
+    return [call.broadcast_signature(), call.signature(ins, out, "ctc_loss")]
 
 
-def ctc_outs(call: Call) -> list[Out] | None:
+def ctc_loss_outs(call: Call) -> list[Out] | None:
     """Return the output of ctc_loss: one loss per sample, or one in all.
 
     Torch cannot tell on meta tensors, since it reads the lengths. None, for a call of other shapes,
@@ -39,6 +39,6 @@ def ctc_outs(call: Call) -> list[Out] | None:
     return [Out(torch.Size(sizes), x.spec.dtype)]
 
 
-ROWS = (Row("ctc_loss", ctc, _NAMES, outs=ctc_outs),)
+ROWS = (Row("ctc_loss", ctc_loss, _PARAMS, outs=ctc_loss_outs),)
 
 add_rows(ROWS)

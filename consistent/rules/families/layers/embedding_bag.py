@@ -9,10 +9,10 @@ from ...signature import Call, Operand, Out, Signature
 from ...table import Row, add_rows
 
 SUM, MEAN, MAX = 0, 1, 2
-_NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weights"
+_PARAMS = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weights"
 
 
-def bagged(call: Call, parts: int) -> list[Signature]:
+def embedding_bag(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of embedding_bag: the table is split by columns, or by rows.
 
     Split by columns, ``S(1), B, B -> S(1)`` for the bags. Split by rows, each rank adds up the rows
@@ -20,19 +20,19 @@ def bagged(call: Call, parts: int) -> list[Signature]:
     sizes of bags, are B.
     """
     mode = call.get("mode", SUM)
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     if call.get("sparse", False) or not isinstance(call.get("offsets"), Operand):
-        return made
-    rest = (B, B, S(1) if mode == MAX else B)
-    made.append(call.make({0: S(1)}, (S(1), *rest), "embedding_bag"))
+        return signatures
+    other_outs = (B, B, S(1) if mode == MAX else B)
+    signatures.append(call.signature({0: S(1)}, (S(1), *other_outs), "embedding_bag"))
     if mode != MAX:
-        made.append(call.make({0: P}, (P, *rest), "embedding_bag"))
+        signatures.append(call.signature({0: P}, (P, *other_outs), "embedding_bag"))
         if not call.get("scale_grad_by_freq", False):
-            made.append(call.make({0: S(0)}, (P, *rest), "embedding_bag"))
-    return made
+            signatures.append(call.signature({0: S(0)}, (P, *other_outs), "embedding_bag"))
+    return signatures
 
 
-def bag_outs(call: Call) -> list[Out] | None:
+def embedding_bag_outs(call: Call) -> list[Out] | None:
     """Return the outputs (bags, bag of each index, sizes of bags, positions of maxima).
 
     None, for a call without offsets, leaves them to torch. The lengths of the last three differ by
@@ -43,12 +43,19 @@ def bag_outs(call: Call) -> list[Out] | None:
         return None
     n = offsets.shape[0] - bool(call.get("include_last_offset", False))
     rows = (n, weight.shape[1])
-    made = [Out(torch.Size(rows), weight.spec.dtype, data_dependent=True)]
+    outs = [Out(torch.Size(rows), weight.spec.dtype, data_dependent=True)]
     for sizes in (index.shape, (n,), rows if call.get("mode", SUM) == MAX else (n,)):
-        made.append(Out(torch.Size(sizes), index.spec.dtype, data_dependent=True))
-    return made
+        outs.append(Out(torch.Size(sizes), index.spec.dtype, data_dependent=True))
+    return outs
 
 
-ROWS = (Row("embedding_bag", bagged, f"{_NAMES} include_last_offset padding_idx", outs=bag_outs),)
+ROWS = (
+    Row(
+        "embedding_bag",
+        embedding_bag,
+        f"{_PARAMS} include_last_offset padding_idx",
+        outs=embedding_bag_outs,
+    ),
+)
 
 add_rows(ROWS)

@@ -19,18 +19,18 @@ def last_dims(call: Call) -> tuple[int, ...]:
     return tuple(range(-len(call.get("normalized_shape")), 0))
 
 
-def updated(call: Call) -> tuple[int, ...]:
+def updated_statistics(call: Call) -> tuple[int, ...]:
     """Return the indices of the running statistics among the operands, if the op updates them.
 
     Otherwise (), as in evaluation.
     """
     if not call.get("training" if call.name == "batch_norm" else "use_input_stats"):
         return ()
-    given = (call.get(name) for name in ("running_mean", "running_var"))
-    return tuple(x.index for x in given if isinstance(x, Operand))
+    statistics = (call.get(name) for name in ("running_mean", "running_var"))
+    return tuple(x.index for x in statistics if isinstance(x, Operand))
 
 
-def with_statistics(call: Call) -> list[Out] | None:
+def native_layer_norm_outs(call: Call) -> list[Out] | None:
     """Return the outputs (result, mean, 1 / deviation) of native_layer_norm on a CPU.
 
     None, on other devices, leaves them to torch's meta kernel, which gives the dtypes of CUDA. The
@@ -39,10 +39,12 @@ def with_statistics(call: Call) -> list[Out] | None:
     x, *others = call.operands
     if x.spec.placement.type != "cpu":
         return None
-    kept = x.ndim - len(call.get("normalized_shape"))
-    shape = torch.Size((*x.shape[:kept], *(1 for _ in x.shape[kept:])))
-    wider = next((o.spec.dtype for o in others if o.spec.dtype is not x.spec.dtype), x.spec.dtype)
-    statistics = Out(shape, wider, fixed=True)
+    outer_ndim = x.ndim - len(call.get("normalized_shape"))
+    shape = torch.Size((*x.shape[:outer_ndim], *(1 for _ in x.shape[outer_ndim:])))
+    statistics_dtype = next(
+        (o.spec.dtype for o in others if o.spec.dtype is not x.spec.dtype), x.spec.dtype
+    )
+    statistics = Out(shape, statistics_dtype, non_differentiable=True)
     return [Out(x.shape, x.spec.dtype), statistics, statistics]
 
 
@@ -57,7 +59,7 @@ ROWS = (
         "batch_norm",
         (f"{_EACH_CHANNEL}; n... by batch_norm; if training", _EACH_CHANNEL),
         f"{_BATCH} training momentum eps",
-        writes=updated,
+        writes=updated_statistics,
     ),
     Row(
         "group_norm",
@@ -70,7 +72,7 @@ ROWS = (
         (f"f([n]c![...], {_STATISTICS}) -> [n]c![...]; if running_mean",
          "f(n!c!..., weight:c!, bias:c!) -> n!c!...; ... by instance_norm"),
         f"{_BATCH} use_input_stats momentum eps",
-        writes=updated,
+        writes=updated_statistics,
     ),
     # The Python functions of these names only call the op.
     Row(
@@ -79,7 +81,7 @@ ROWS = (
     ),
     Row(
         "native_layer_norm", "f(...D, weight:D, bias:D) -> ...D, ..., ...; D by layer_norm",
-        f"{_LAYER} keepdim=True", along=last_dims, composite=True, outs=with_statistics,
+        f"{_LAYER} keepdim=True", along=last_dims, composite=True, outs=native_layer_norm_outs,
     ),
     Row(
         "rms_norm", "f(...D, weight:D) -> ...D; D by rms_norm",

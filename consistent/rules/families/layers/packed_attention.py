@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ....spec import B, S, Split
-from ...choose import cut_elsewhere
+from ...choose import pieces_by_other_axes
 from ...signature import Call, DoesNotFit, Operand, Out, Signature
 from ...table import Row, add_rows
 
@@ -24,23 +24,25 @@ def packed_attention(call: Call, parts: int) -> list[Signature]:
     log-sum-exp of each row, in which the heads are dim 0 and the tokens dim 1.
     """
     q, k, v, _ = _operands(call)
-    made = [_signature(call, {}, 0)]
+    signatures = [_signature(call, {}, 0)]
     if _heads_divide(q, k, q.spec.placement.size):
-        made.append(_signature(call, {x.index: S(1) for x in (q, k, v)}, 0))
-    now = q.spec.sbp[call.axis]
-    cut = now.cut if isinstance(now, Split) and now.dim == 0 else None
-    if q.shape[0] == k.shape[0] and (cut is None or cut.fault(q.shape[0], parts) is None):
-        held = (parts - 1) / parts / cut_elsewhere(q.spec.placement, q.spec.sbp, call.axis)
-        moved = int((k.spec.nbytes + v.spec.nbytes) * held)
-        made.append(_signature(call, {x.index: Split(0, cut) for x in (q, k, v)}, moved))
-    return made
+        signatures.append(_signature(call, {x.index: S(1) for x in (q, k, v)}, 0))
+    query_sbp = q.spec.sbp[call.axis]
+    cut = query_sbp.cut if isinstance(query_sbp, Split) and query_sbp.dim == 0 else None
+    if q.shape[0] == k.shape[0] and (cut is None or cut.invalid_reason(q.shape[0], parts) is None):
+        sent_fraction = (
+            (parts - 1) / parts / pieces_by_other_axes(q.spec.placement, q.spec.sbp, call.axis)
+        )
+        nbytes = int((k.spec.nbytes + v.spec.nbytes) * sent_fraction)
+        signatures.append(_signature(call, {x.index: Split(0, cut) for x in (q, k, v)}, nbytes))
+    return signatures
 
 
 def _signature(call: Call, ins: dict, nbytes: int) -> Signature:
     """Return the SBP signature for operand splits ``ins``; result and log-sum-exp split as q."""
     entry = ins.get(0, B)
-    log = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
-    return call.make(ins, (entry, log, B), FORM, nbytes)
+    lse_sbp = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
+    return call.signature(ins, (entry, lse_sbp, B), FORM, nbytes)
 
 
 def _heads_divide(q: Operand, k: Operand, size: int) -> bool:
@@ -55,12 +57,16 @@ def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...
             keys (``seqused_k``), or has other shapes.
     """
     names = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
-    found = [call.get(name) for name in names]
-    rest = [call.get(name) for name in ("seqused_k", "block_table")]
-    given = [x for x in found if isinstance(x, Operand)]
-    if any(x is not None for x in rest) or len(given) != len(call.operands) or len(given) < 4:
+    arguments = [call.get(name) for name in names]
+    unsupported = [call.get(name) for name in ("seqused_k", "block_table")]
+    tensors = [x for x in arguments if isinstance(x, Operand)]
+    if (
+        any(x is not None for x in unsupported)
+        or len(tensors) != len(call.operands)
+        or len(tensors) < 4
+    ):
         raise DoesNotFit
-    q, k, v, *starts = given
+    q, k, v, *starts = tensors
     if (q.ndim, k.ndim, v.ndim) != (3, 3, 3) or k.shape[1] != v.shape[1]:
         raise DoesNotFit
     return q, k, v, tuple(starts)
@@ -73,8 +79,8 @@ def _outs(call: Call) -> tuple[Out, ...] | None:
     out = torch.Size((tokens, heads, v.shape[-1]))
     return (
         Out(out, q.spec.dtype),
-        Out(torch.Size((heads, tokens)), torch.float32, fixed=True),
-        Out(torch.Size((2,)), torch.uint64, fixed=True),
+        Out(torch.Size((heads, tokens)), torch.float32, non_differentiable=True),
+        Out(torch.Size((2,)), torch.uint64, non_differentiable=True),
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from ....spec import S, Sbp
 from ...signature import Call, DoesNotFit, Signature
 from ...table import Row, add_rows
-from ..elementwise.random import whole
+from ..elementwise.random import draw_whole
 
 
-def layers(call: Call, parts: int) -> list[Signature]:
+def recurrent_layers(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``.
 
     In the rule t are time steps, n sequences (the batch, which may be split), l layers. The call is
@@ -24,33 +24,36 @@ def layers(call: Call, parts: int) -> list[Signature]:
     if len(call.args) < 9:
         raise DoesNotFit("arguments by name")
     x, hidden = call.args[:2]
-    dropout, train, *rest = call.args[5:]
+    dropout, train, *later_args = call.args[5:]
     if dropout and train:
-        return whole(call, parts)
-    batch = 0 if rest[-1] else 1
+        return draw_whole(call, parts)
+    batch = 0 if later_args[-1] else 1
     states = hidden if isinstance(hidden, tuple | list) else (hidden,)
     ins: dict[int, Sbp] = {x.index: S(batch), **{h.index: S(1) for h in states}}
     outs = (S(batch), *(S(1) for _ in call.outs[1:]))
     # Torch refuses an empty batch, and other axes may split the batch too.
     fits = x.shape[batch] >= x.spec.placement.size
-    return [call.whole(), *([call.make(ins, outs)] if fits else [])]
+    return [call.broadcast_signature(), *([call.signature(ins, outs)] if fits else [])]
 
 
-def cell(call: Call, parts: int) -> list[Signature]:
+def recurrent_cell(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of one step of a recurrent cell, by ``ni, nh -> nh``.
 
     n are the sequences of the batch, along which all tensors are split.
     """
     x, hidden = call.get("input"), call.get("hx")
     if x.ndim != 2:
-        return [call.whole()]
+        return [call.broadcast_signature()]
     states = hidden if isinstance(hidden, tuple | list) else (hidden,)
-    return [call.whole(), call.make({x.index: S(0), **{h.index: S(0) for h in states}}, S(0))]
+    return [
+        call.broadcast_signature(),
+        call.signature({x.index: S(0), **{h.index: S(0) for h in states}}, S(0)),
+    ]
 
 
 ROWS = (
-    Row("gru lstm rnn_relu rnn_tanh", layers, by_value=True),
-    Row("gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell", cell, "input hx"),
+    Row("gru lstm rnn_relu rnn_tanh", recurrent_layers, by_value=True),
+    Row("gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell", recurrent_cell, "input hx"),
 )
 
 add_rows(ROWS)

@@ -16,14 +16,14 @@ from ...table import Row, add_rows
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def solved(call: Call, parts: int) -> list[Signature]:
+def solve(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
 
     So batches and right-hand sides n may be split, and P of the right-hand side passes, as the
     solution is linear in it. For vectors the rule is `f(...[km]), ...[m] -> ...[k]`, and with
     ``left=False`` `f(...[mk]), ...n[m] -> ...n[k]`.
     """
-    a, b = call.take(2)
+    a, b = call.require_operands(2)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
     if not call.get("left", True):
         rule = "f(...[mk]), ...n[m] -> ...n[k]"
@@ -34,10 +34,10 @@ def solved(call: Call, parts: int) -> list[Signature]:
     if len(call.outs) > 1:  # linalg_solve_ex: an info per matrix
         left, right = rule.split(" -> ")
         rule = f"f({left.replace('f(', '').replace(')', '')}) -> {right}, ..."
-    return notation.of_call(rule, call, parts)
+    return notation.signatures_by_text(rule, call, parts)
 
 
-def crossed_dim(call: Call) -> int:
+def cross_dim(call: Call) -> int:
     """Return the dim along which torch.cross works, counted from the right: -1 for ``(4, 3)``.
 
     If the call names none, it is the first dim of size 3.
@@ -48,15 +48,15 @@ def crossed_dim(call: Call) -> int:
     return dim if dim < 0 else dim - len(shape)
 
 
-def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+def with_cross_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
     """Return the arguments of torch.cross for the shards, with ``dim`` by name.
 
     Without it torch would take the first dim of size 3 of the shard, which may be another dim.
     """
-    return call.operands, {"dim": crossed_dim(call)}
+    return call.operands, {"dim": cross_dim(call)}
 
 
-def chained(call: Call, parts: int) -> list[Signature]:
+def multi_dot(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of a product of many matrices, by `ab, bc, cd -> ad`.
 
     The rule has as many operands as the call. The first and the last may be vectors: `a, ab -> b`.
@@ -66,30 +66,30 @@ def chained(call: Call, parts: int) -> list[Signature]:
     inner = next(names)
     for operand in call.operands:
         left.append(inner if operand.ndim == 1 else inner + (inner := next(names)))
-    kept = left[0][:-1] + left[-1][1:]
-    return notation.of_call(f"{', '.join(left)} -> {kept}", call, parts)
+    out_letters = left[0][:-1] + left[-1][1:]
+    return notation.signatures_by_text(f"{', '.join(left)} -> {out_letters}", call, parts)
 
 
-def multiplied(call: Call, parts: int) -> list[Signature]:
+def kron(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of kron: a dim of the first operand is split if it divides evenly.
 
     Along a dim, item i of the first operand gives items i·m to i·m + m of the result, if the second
     has m items. Pieces of equal size then give pieces of equal size. A dim of the second operand is
     split if the first has size 1 there.
     """
-    a, b = call.take(2)
-    made = [call.whole()]
+    a, b = call.require_operands(2)
+    signatures = [call.broadcast_signature()]
     n, size = call.outs[0].ndim, a.spec.placement.size
     for d in range(a.ndim):
         place = n - a.ndim + d
-        other = b.shape[place - n] if place - n >= -b.ndim else 1
-        if a.shape[d] % size == 0 or other == 1:
-            made.append(call.make({0: S(d)}, S(place)))
+        other_size = b.shape[place - n] if place - n >= -b.ndim else 1
+        if a.shape[d] % size == 0 or other_size == 1:
+            signatures.append(call.signature({0: S(d)}, S(place)))
     for d in range(b.ndim):
         place = n - b.ndim + d
         if place - n < -a.ndim or a.shape[place - n] == 1:
-            made.append(call.make({1: S(d)}, S(place)))
-    return made
+            signatures.append(call.signature({1: S(d)}, S(place)))
+    return signatures
 
 
 _PIVOTED = "f(...[km], ...[m]), ...[m]n -> ...[k]n"
@@ -98,18 +98,18 @@ _FACTORED = "f(...[mn]) -> ..._*"
 
 ROWS = (
     Row("cdist", "f(...m[k], ...n[k]) -> ...mn"),
-    Row("chain_matmul linalg_multi_dot", chained),
+    Row("chain_matmul linalg_multi_dot", multi_dot),
     Row("cholesky_solve", "...[m]n, f(...[km]) -> ...[k]n", "input input2"),
     Row(
         "cross", "...[D], ...[D] -> ...[D]", "input other dim",
-        along=lambda call: (crossed_dim(call),), localize=with_dim,
+        along=lambda call: (cross_dim(call),), localize=with_cross_dim,
     ),
     Row(
         "_linalg_eigh _linalg_svd _lu_with_info linalg_ldl_factor linalg_ldl_factor_ex linalg_lu "
         "linalg_lu_factor linalg_lu_factor_ex linalg_qr linalg_svd linalg_svdvals qr svd",
         _FACTORED,
     ),
-    Row("kron", multiplied, "input other"),
+    Row("kron", kron, "input other"),
     Row("linalg_cholesky_ex linalg_inv_ex", "f(...[mm]) -> ...[mm], ..."),
     # Never empty (!): for an empty batch autograd does not track the result or the gradient.
     Row("linalg_cond", "f(...![mn]) -> ..."),
@@ -126,7 +126,7 @@ ROWS = (
     # With tolerances that are tensors, and so operands, everything is whole.
     Row("linalg_matrix_rank linalg_pinv pinverse", (_FACTORED, "f([...]*) -> _")),
     Row("linalg_slogdet slogdet", "f(...[mm]) -> ..., ..."),
-    Row("linalg_solve linalg_solve_ex", solved, "A B left check_errors"),
+    Row("linalg_solve linalg_solve_ex", solve, "A B left check_errors"),
     Row(
         "linalg_solve_triangular",
         (f"{_SOLVED}; if left", "f(...[mk]), ...n[m] -> ...n[k]"),

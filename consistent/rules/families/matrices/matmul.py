@@ -20,28 +20,28 @@ def einsum(call: Call, parts: int) -> list[Signature]:
     Raises:
         DoesNotFit: the equation is given as lists of numbers, or has more than 26 letters.
     """
-    given = call.get("equation")
-    if not isinstance(given, str):
+    argument = call.get("equation")
+    if not isinstance(argument, str):
         raise DoesNotFit("an equation of lists of numbers")
-    equation = _lowered(given.replace(" ", ""))
+    equation = _with_lower_case_letters(argument.replace(" ", ""))
     if "->" not in equation:
         letters = equation.replace(",", "").replace("...", "")
-        kept = sorted(c for c in set(letters) if letters.count(c) == 1)
+        out_letters = sorted(c for c in set(letters) if letters.count(c) == 1)
         dots = "..." if "..." in equation else ""
-        equation = f"{equation}->{dots}{''.join(kept)}"
+        equation = f"{equation}->{dots}{''.join(out_letters)}"
     left, right = equation.split("->")
-    return notation.of_call(f"{left} -> {right}", call, parts)
+    return notation.signatures_by_text(f"{left} -> {right}", call, parts)
 
 
-def _lowered(equation: str) -> str:
+def _with_lower_case_letters(equation: str) -> str:
     """Return the equation with lower-case letters: capitals have another meaning in a rule.
 
     ``"Ab,bC->AC"`` -> ``"ab,bc->ac"``: letters are renamed in the order in which they occur.
     """
-    used = dict.fromkeys(char for char in equation if char.isalpha())
-    if len(used) > len(ascii_lowercase):
+    letters = dict.fromkeys(char for char in equation if char.isalpha())
+    if len(letters) > len(ascii_lowercase):
         raise DoesNotFit("more than 26 letters")
-    return equation.translate(str.maketrans(dict(zip(used, ascii_lowercase, strict=False))))
+    return equation.translate(str.maketrans(dict(zip(letters, ascii_lowercase, strict=False))))
 
 
 def tensordot(call: Call, parts: int) -> list[Signature]:
@@ -50,8 +50,8 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
     For ``tensordot(a, b, dims=1)`` of matrices it is `ab, bd -> ad`. So a summed dim is split in
     both operands, and gives P; any other dim stays split.
     """
-    a, b = call.take(2)
-    meet_a, meet_b = (
+    a, b = call.require_operands(2)
+    summed_a, summed_b = (
         [d % x.ndim for d in call.get(name)] for x, name in ((a, "dims_self"), (b, "dims_other"))
     )
     if a.ndim + b.ndim > len(ascii_lowercase):
@@ -59,16 +59,18 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
     names = iter(ascii_lowercase)
     left = [next(names) for _ in range(a.ndim)]
     right = [next(names) for _ in range(b.ndim)]
-    for i, j in zip(meet_a, meet_b, strict=True):
+    for i, j in zip(summed_a, summed_b, strict=True):
         if a.shape[i] != b.shape[j]:
-            return [call.whole()]
+            return [call.broadcast_signature()]
         right[j] = left[i]
-    kept = [c for d, c in enumerate(left) if d not in meet_a]
-    kept += [c for d, c in enumerate(right) if d not in meet_b]
-    return notation.of_call(f"{''.join(left)}, {''.join(right)} -> {''.join(kept)}", call, parts)
+    out_letters = [c for d, c in enumerate(left) if d not in summed_a]
+    out_letters += [c for d, c in enumerate(right) if d not in summed_b]
+    return notation.signatures_by_text(
+        f"{''.join(left)}, {''.join(right)} -> {''.join(out_letters)}", call, parts
+    )
 
 
-def grouped_outs(call: Call) -> list[Out]:
+def grouped_mm_outs(call: Call) -> list[Out]:
     """Return the output of _grouped_mm, whose meta kernel refuses float32.
 
     With two matrices, ``offs`` divides the summed dim, and the output has a matrix per group.
@@ -82,60 +84,61 @@ def grouped_outs(call: Call) -> list[Out]:
     return [Out(torch.Size(shape), call.get("out_dtype") or x.spec.dtype)]
 
 
-def scaled(call: Call, parts: int) -> list[Signature]:
+def scaled_mm(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of _scaled_mm: rows of the first or columns of the second split.
 
     Scales per row or column are split with them. The summed dim stays whole: each rank's addend
     would be rounded to the dtype of the result, while the kernel rounds only the whole sum.
     """
     x, w = call.operands[:2]
-    made = [call.make({}, B, "scaled_mm")]
-    given = [call.get(f"scale_{name}") for name in "ab"]
-    scales = [s[0] if isinstance(s, list | tuple) and len(s) == 1 else s for s in given]
-    turned = [name for name in ("swizzle_a", "swizzle_b") if name in call.params]
-    is_turned = any(any(call.get(name) or ()) for name in turned)
-    found = [s for s in scales if isinstance(s, Operand)]
-    if is_turned or len(found) < len(scales):
-        return made
+    signatures = [call.signature({}, B, "scaled_mm")]
+    scale_arguments = [call.get(f"scale_{name}") for name in "ab"]
+    scales = [s[0] if isinstance(s, list | tuple) and len(s) == 1 else s for s in scale_arguments]
+    swizzles = [name for name in ("swizzle_a", "swizzle_b") if name in call.params]
+    is_swizzled = any(any(call.get(name) or ()) for name in swizzles)
+    scale_operands = [s for s in scales if isinstance(s, Operand)]
+    if is_swizzled or len(scale_operands) < len(scales):
+        return signatures
     (rows, _), (_, columns) = x.shape, w.shape
     bias = call.get("bias")
-    own = (rows, 1), (1, columns)
-    for dim, matrix, scale in zip((0, 1), (x, w), found, strict=True):
+    split_scale_shapes = (rows, 1), (1, columns)
+    for dim, matrix, scale in zip((0, 1), (x, w), scale_operands, strict=True):
         ins = {matrix.index: S(dim)}
-        if tuple(scale.shape) == own[dim]:
+        if tuple(scale.shape) == split_scale_shapes[dim]:
             ins[scale.index] = S(dim)
         elif scale.shape.numel() != 1:
             continue
         if dim and bias is not None:
             ins[bias.index] = S(0)
-        made.append(call.make(ins, S(dim), "scaled_mm", by_size=True))
-    return made
+        signatures.append(call.signature(ins, S(dim), "scaled_mm", by_size=True))
+    return signatures
 
 
-def scaled_outs(call: Call) -> list[Out]:
+def scaled_mm_outs(call: Call) -> list[Out]:
     """Return the output of _scaled_mm, since its meta kernel checks the second matrix's strides."""
     x, w = call.operands[:2]
     return [Out(torch.Size((x.shape[0], w.shape[1])), call.get("out_dtype") or x.spec.dtype)]
 
 
-def added(out: str, product: str) -> tuple[str, ...]:
+def addmm_rules(out: str, product: str) -> tuple[str, ...]:
     """Return the rules of c + a @ b, where c may have fewer dims and broadcasts.
 
-    ``added("mn", "mk, kn")`` is the rules ``"mn + mk, kn -> mn"``, ``"n + ..."`` and ``" + ..."``.
+    ``addmm_rules("mn", "mk, kn")`` is the rules ``"mn + mk, kn -> mn"``, ``"n + ..."`` and ``" +
+    ..."``.
     """
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
 
 
-_PLUS = "input mat1 mat2"
-_SCALED = "input mat2 scale_a scale_b bias scale_result out_dtype use_fast_accum"
-_SCALED_V2 = (
+_ADDMM_PARAMS = "input mat1 mat2"
+_SCALED_MM_PARAMS = "input mat2 scale_a scale_b bias scale_result out_dtype use_fast_accum"
+_SCALED_MM_V2_PARAMS = (
     "input mat2 scale_a recipe_a swizzle_a scale_b recipe_b swizzle_b bias out_dtype "
     "contraction_dim use_fast_accum"
 )
 
 # The letter in f([h]) is the number of groups; the third operand is always whole. Torch's kernel
 # takes only some numbers of rows, to which shards are padded, so every split is served by a form.
-_GROUPED = (
+_GROUPED_MM_RULES = (
     "mk, gkn, f([h]) -> mn; mkgn by grouped_mm",
     "[g]mk, k[n], f([h]) -> m[n]; mk by grouped_mm",
     "m[k], [k]n, f([h]) -> [h]mn; mn by grouped_mm",
@@ -143,16 +146,16 @@ _GROUPED = (
 )
 
 ROWS = (
-    Row("_addmm_activation", ("f(n, m[k], [k]n) -> mn", "f(mn, m[k], [k]n) -> mn"), _PLUS),
-    Row("_grouped_mm", _GROUPED, "input mat2 offs bias out_dtype", outs=grouped_outs),
-    Row("_scaled_mm", scaled, _SCALED, outs=scaled_outs),
-    Row("_scaled_mm_v2", scaled, _SCALED_V2, outs=scaled_outs),
-    Row("addbmm", added("mn", "bmk, bkn"), "input batch1 batch2"),
-    Row("addmm", added("mn", "mk, kn"), _PLUS),
+    Row("_addmm_activation", ("f(n, m[k], [k]n) -> mn", "f(mn, m[k], [k]n) -> mn"), _ADDMM_PARAMS),
+    Row("_grouped_mm", _GROUPED_MM_RULES, "input mat2 offs bias out_dtype", outs=grouped_mm_outs),
+    Row("_scaled_mm", scaled_mm, _SCALED_MM_PARAMS, outs=scaled_mm_outs),
+    Row("_scaled_mm_v2", scaled_mm, _SCALED_MM_V2_PARAMS, outs=scaled_mm_outs),
+    Row("addbmm", addmm_rules("mn", "bmk, bkn"), "input batch1 batch2"),
+    Row("addmm", addmm_rules("mn", "mk, kn"), _ADDMM_PARAMS),
     # Never empty (!): torch does not broadcast a c of one element to an empty shard.
     Row("addmv", ("m! + m!k, k -> m!", " + [m]k, k -> [m]"), "input mat vec"),
-    Row("addr", added("mn", "m, n"), "input vec1 vec2"),
-    Row("baddbmm", added("bmn", "bmk, bkn"), "input batch1 batch2"),
+    Row("addr", addmm_rules("mn", "m, n"), "input vec1 vec2"),
+    Row("baddbmm", addmm_rules("bmn", "bmk, bkn"), "input batch1 batch2"),
     Row("bilinear", "...[i], ...j, oij + o -> ...o", "input1 input2 weight bias"),
     Row("bmm", "bmk, bkn -> bmn", "input mat2"),
     Row("dot vdot", "k, k -> ", "input other"),

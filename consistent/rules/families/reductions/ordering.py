@@ -15,7 +15,7 @@ from ...signature import Call, Operand, Signature
 from ...table import Row, add_rows
 
 
-def ordered(call: Call, parts: int) -> list[Signature]:
+def sort(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of sort, argsort and msort: dims that are not sorted are split.
 
     If no other dim has an item for every rank, a split of the sorted dim stays: ranks exchange
@@ -25,11 +25,11 @@ def ordered(call: Call, parts: int) -> list[Signature]:
     x = call.operands[0]
     dim = 0 if call.name == "msort" else call.dim("dim", -1)
     others = [d for d in range(x.ndim) if d != dim]
-    made = call.same(others)
+    signatures = call.same_split_signatures(others)
     if x.ndim and x.shape.numel() and all(x.shape[d] < parts for d in others):
         nbytes = x.shape.numel() * (x.spec.dtype.itemsize + 4) * (parts - 1) // parts**2
-        made.append(call.make({0: S(dim)}, S(dim), "sort", nbytes))
-    return made
+        signatures.append(call.signature({0: S(dim)}, S(dim), "sort", nbytes))
+    return signatures
 
 
 def quantile(call: Call, parts: int) -> list[Signature]:
@@ -41,34 +41,36 @@ def quantile(call: Call, parts: int) -> list[Signature]:
     """
     x, dims, q = call.operands[0], call.dims(), call.get("q")
     first = q.ndim if isinstance(q, Operand) else 0
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     for d in range(x.ndim):
         if d in dims or x.shape[d] < x.spec.placement.size:  # torch refuses an empty shard
             continue
         place = d if call.get("keepdim", False) else d - sum(r < d for r in dims)
-        made.append(call.make({0: S(d)}, S(place + first)))
+        signatures.append(call.signature({0: S(d)}, S(place + first)))
     if not x.shape.numel():
-        return made
-    nbytes = notation.digit_counts_bytes(made[0], call, parts)
-    return made + [call.make({0: S(d)}, B, "quantile", nbytes) for d in dims if d < x.ndim]
+        return signatures
+    nbytes = notation.digit_counts_bytes(signatures[0], call, parts)
+    return signatures + [
+        call.signature({0: S(d)}, B, "quantile", nbytes) for d in dims if d < x.ndim
+    ]
 
 
-def largest_few(call: Call, parts: int) -> list[Signature]:
+def topk(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of topk: any dim may be split.
 
     Along the dim of topk the ranks gather the k best elements of each shard, and choose among
     these. The result is then B, or split along another dim.
     """
     x, dim = call.operands[0], call.dim()
-    made = call.same(d for d in range(x.ndim) if d != dim)
+    signatures = call.same_split_signatures(d for d in range(x.ndim) if d != dim)
     if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
-        return made
+        return signatures
     nbytes, shape = (parts - 1) * notation.result_bytes(call), call.outs[0].shape
-    made.append(call.make({0: S(dim)}, B, "topk", nbytes))
+    signatures.append(call.signature({0: S(dim)}, B, "topk", nbytes))
     place = max((d for d in range(x.ndim) if d != dim), key=lambda d: shape[d], default=None)
     if place is not None and shape[place] >= parts and x.spec.placement.ndim == 1:
-        made.append(call.make({0: S(dim)}, S(place), "topk", nbytes // parts))
-    return made
+        signatures.append(call.signature({0: S(dim)}, S(place), "topk", nbytes // parts))
+    return signatures
 
 
 def trapezoid(call: Call, parts: int) -> list[Signature]:
@@ -81,32 +83,34 @@ def trapezoid(call: Call, parts: int) -> list[Signature]:
     dim = call.dim()
     half = call.outs[0].dtype in notation.HALVES
     adds_up = not half and math.isfinite(call.kwargs.get("dx", 1))
-    made = [call.whole(), *([call.make({0: P}, P)] if adds_up else [])]
+    signatures = [call.broadcast_signature(), *([call.signature({0: P}, P)] if adds_up else [])]
     for d in range(y.ndim):
-        alike = x is not None and x.shape == y.shape and d != dim
-        fits = x is None or alike or x.ndim == 1 or (d == dim and x.shape == y.shape)
+        splits_points = x is not None and x.shape == y.shape and d != dim
+        fits = x is None or splits_points or x.ndim == 1 or (d == dim and x.shape == y.shape)
         if fits and d == dim and y.shape[d] > 1:
-            made.append(call.make({0: S(d)}, B if half else P, "trapezoid", 4 * half))
+            signatures.append(call.signature({0: S(d)}, B if half else P, "trapezoid", 4 * half))
         elif fits and d != dim:
-            made.append(call.make({0: S(d), **({1: S(d)} if alike else {})}, S(d - (d > dim))))
-    return made
+            signatures.append(
+                call.signature({0: S(d), **({1: S(d)} if splits_points else {})}, S(d - (d > dim)))
+            )
+    return signatures
 
 
 _DIM = "input dim keepdim"
 _SCAN = "input dim"
-_ALONG = "f(...D) -> ..., ...; D joined by order_statistic"
+_ORDER_STATISTIC = "f(...D) -> ..., ...; D joined by order_statistic"
 
 ROWS = (
-    Row("argsort msort sort", ordered, "input dim descending"),
+    Row("argsort msort sort", sort, "input dim descending"),
     Row("cummax cummin", "f(...D) -> ...D, ...D; D by cummax_or_cummin", _SCAN),
     Row("cumprod", "f(...D) -> ...D; D by cumprod", _SCAN),
     Row("cumsum", ("f(...D) -> ...D; D by cumsum; if half", "...D -> ...D; D by cumsum"), _SCAN),
-    Row("kthvalue", _ALONG, "input k dim=-1 keepdim"),
+    Row("kthvalue", _ORDER_STATISTIC, "input k dim=-1 keepdim"),
     Row("logcumsumexp", "f(...D) -> ...D; D by logcumsumexp", _SCAN),
-    Row("median nanmedian", (_ALONG, "f(...D) -> ...; D joined by median_of_all"), _DIM),
+    Row("median nanmedian", (_ORDER_STATISTIC, "f(...D) -> ...; D joined by median_of_all"), _DIM),
     Row("mode", "f(...[D]) -> ..., ...", "input dim=-1 keepdim"),
     Row("nanquantile quantile", quantile, "input q dim keepdim interpolation"),
-    Row("topk", largest_few, "input k dim=-1 largest sorted"),
+    Row("topk", topk, "input k dim=-1 largest sorted"),
     Row("trapezoid trapz", trapezoid, "y x dx dim=-1"),
 )
 

@@ -15,7 +15,9 @@ from ...signature import Call, Signature
 from ...table import Row, add_rows
 
 
-def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
+def kept_dim_signatures(
+    call: Call, dims: Sequence[int], keepdim: bool | None = None
+) -> list[Signature]:
     """Return the SBP signature with all tensors B, and one for each split of a dim not in ``dims``.
 
     For a reduction of dim 0 of a matrix: ``B -> B`` and ``S(1) -> S(0)``, with keepdim ``S(1) ->
@@ -23,28 +25,38 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
     """
     if keepdim is None:
         keepdim = bool(call.get("keepdim", False))
-    made = [call.whole()]
+    signatures = [call.broadcast_signature()]
     for d in range(call.operands[0].ndim):
         if d not in dims:
-            made.append(call.make({0: S(d)}, S(d if keepdim else d - sum(r < d for r in dims))))
-    return made
+            signatures.append(
+                call.signature({0: S(d)}, S(d if keepdim else d - sum(r < d for r in dims)))
+            )
+    return signatures
 
 
-def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signature]:
+def joined_dim_signatures(
+    call: Call, parts: int, dims: Sequence[int], form: str
+) -> list[Signature]:
     """Return the SBP signatures that split one of the reduced ``dims``.
 
     The form ``form`` joins the ranks' results. The result is B, as ``S(0) -> B``, or split if each
     rank joins only its part of the result.
     """
-    made = []
+    signatures = []
     for d in dims:
         if d < call.operands[0].ndim:
-            whole = call.make({0: S(d)}, B, form)
-            made.append(replace(whole, nbytes=notation.joined_bytes(whole, call, parts)))
-    return made + [s for each in made for s in notation.split_results(each, call, parts)]
+            whole_result = call.signature({0: S(d)}, B, form)
+            signatures.append(
+                replace(whole_result, nbytes=notation.join_bytes(whole_result, call, parts))
+            )
+    return signatures + [
+        s
+        for signature in signatures
+        for s in notation.split_result_variants(signature, call, parts)
+    ]
 
 
-def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
+def variance_arguments(call: Call) -> tuple[float, tuple[int, ...], bool]:
     """Return (correction, dims, keepdim) of a call of var, std, var_mean or std_mean.
 
     The variance of n items divides by n - correction. Torch also takes ``unbiased`` in its place,
@@ -67,21 +79,21 @@ def norm(call: Call, parts: int) -> list[Signature]:
     and the infinite ones are joined by the form "norm". Norms of matrices, but for the Frobenius
     norm, need whole matrices.
     """
-    order, dims = norm_of(call)
-    made = kept(call, dims)
+    order, dims = norm_arguments(call)
+    signatures = kept_dim_signatures(call, dims)
     if (
         order is None
         or order < 0
         and order != float("-inf")
         or not call.outs[0].dtype.is_floating_point
     ):
-        return made
+        return signatures
     if order in (0, 1) and call.outs[0].dtype not in notation.HALVES:
-        return made + [call.make({0: S(d)}, P) for d in dims]
-    return made + joined(call, parts, dims, "norm")
+        return signatures + [call.signature({0: S(d)}, P) for d in dims]
+    return signatures + joined_dim_signatures(call, parts, dims, "norm")
 
 
-def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
+def norm_arguments(call: Call) -> tuple[float | None, tuple[int, ...]]:
     """Return (order, dims that are reduced) of a vector norm; the order is None for other norms.
 
     The Frobenius norm counts as a vector norm of order 2.
@@ -102,7 +114,7 @@ def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
 
 _DIM = "input dim keepdim"
 _TWO = "x1 x2"
-_WINNER = ("f(...D) -> ..., ...; D joined by argmax_or_argmin",)
+_VALUE_AND_INDEX = ("f(...D) -> ..., ...; D joined by argmax_or_argmin",)
 
 ROWS = (
     Row("all", "min(...D) -> ...; D joined by any_or_all", _DIM),
@@ -134,14 +146,14 @@ ROWS = (
     Row("logsumexp special_logsumexp", "f(...D) -> ...; D joined by logsumexp", _DIM),
     Row(
         "max",
-        (*_WINNER, "max(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
+        (*_VALUE_AND_INDEX, "max(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
          "max(..., dim:...) -> ...", "max(..., other:...) -> ..."),
         f"{_DIM} other",
     ),
     Row("mean", ("...D -> ...; D joined by mean; if half", "...D -> ...; D by mean"), _DIM),
     Row(
         "min",
-        (*_WINNER, "min(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
+        (*_VALUE_AND_INDEX, "min(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
          "min(..., dim:...) -> ...", "min(..., other:...) -> ..."),
         f"{_DIM} other",
     ),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consistent.auto.machines.known import KNOWN
-from consistent.cost_model.messages import PAIRS, RINGS, Wire
+from consistent.cost_model.messages import PAIRWISE_MESSAGES, RING_COLLECTIVES, Wire
 from consistent.cost_model.work import Work
 
 # One hop takes 1 s inside a host and 10 s between; 100 and 10 bytes a second; two ranks a host.
@@ -87,10 +87,10 @@ def test_links_that_a_message_takes(ranks: tuple, links: tuple) -> None:
 
 
 def test_every_name_of_a_communication_has_a_price() -> None:
-    from mirrored.transports.counting import COUNTED
+    from mirrored.transports.counting import BYTE_COUNTERS
 
-    names = {name for name, _ in COUNTED.values()}
-    assert names == {*RINGS, *PAIRS}
+    names = {name for name, _ in BYTE_COUNTERS.values()}
+    assert names == {*RING_COLLECTIVES, *PAIRWISE_MESSAGES}
     assert all(KNOWN["h100-8"].message_seconds(name, 1 << 20, (0, 9)) > 0 for name in names)
     with pytest.raises(ValueError, match="there is no communication 'gather'"):
         SMALL.message_seconds("gather", 1, (0, 1))

@@ -16,7 +16,7 @@ from consistent.auto.machines.measurement_cache import MeasurementCache
 def test_a_lock_that_is_held_for_ever_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement_cache, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(measurement_cache, "_LOCK_TIMEOUT_S", 0.2)
     lock = tmp_path / "kept.jsonl.lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -16,7 +16,7 @@ def said(monkeypatch: Any, seconds: Iterator[float] | Sequence[float]) -> float:
         now = next(each) * count
         return now, now
 
-    monkeypatch.setattr(stopwatch, "once", once)
+    monkeypatch.setattr(stopwatch, "time_calls", once)
     return stopwatch.typical_seconds(lambda: None)
 
 
@@ -45,6 +45,6 @@ def test_a_short_call_is_made_many_times_in_a_run(monkeypatch: Any) -> None:
         counts.append(count)
         return 1e-5 * count, 1e-5 * count
 
-    monkeypatch.setattr(stopwatch, "once", once)
+    monkeypatch.setattr(stopwatch, "time_calls", once)
     assert abs(stopwatch.typical_seconds(lambda: None) - 1e-5) < 1e-12
     assert counts[0] == 1 and set(counts[1:]) == {10}

@@ -37,11 +37,13 @@ def this(tmp_path: Path) -> ThisMachine:
     known = machine("this")
     assert isinstance(known, ThisMachine)
     given = {name: getattr(known, name) for name in known.__dataclass_fields__}
-    return ThisMachine(**given | {"kept": MeasurementCache(tmp_path / "kept.jsonl"), "pace": None})
+    return ThisMachine(
+        **given | {"measurements": MeasurementCache(tmp_path / "kept.jsonl"), "host_speed": None}
+    )
 
 
 def lines(this: ThisMachine) -> dict[str, float | None]:
-    text = this.kept.path.read_text().splitlines()
+    text = this.measurements.path.read_text().splitlines()
     return dict(json.loads(line) for line in text if line)
 
 
@@ -72,8 +74,8 @@ def test_a_call_is_made_again_once(name: str, this: ThisMachine, monkeypatch: An
     work = CALLS[name]()
     seconds = this.op_seconds(work)
     assert 0 < seconds < 1 and list(lines(this).values()) == [seconds]
-    monkeypatch.setattr(replay, "timed", None)
-    other = replace(this, kept=MeasurementCache(this.kept.path))
+    monkeypatch.setattr(replay, "time_call", None)
+    other = replace(this, measurements=MeasurementCache(this.measurements.path))
     assert this.op_seconds(work) == other.op_seconds(work) == seconds
 
 
@@ -111,7 +113,7 @@ def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(
-        replay, "timed", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0
+        replay, "time_call", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0
     )
     monkeypatch.setattr(replay, "MOST_SECONDS", 1e99)
     work = CALLS["mm"]()
@@ -125,8 +127,8 @@ def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
 def test_calls_on_cold_tensors_are_made_on_more_than_a_cache_holds(monkeypatch: Any) -> None:
     made = []
     monkeypatch.setattr(replay, "cache_bytes", lambda: 100 * 64 * 64 * 4)
-    monkeypatch.setattr(replay, "op_named", lambda name: lambda x, y: made.append(x.data_ptr()))
-    run = replay.repeated(CALLS["mm"]().key, True)  # type: ignore[arg-type]
+    monkeypatch.setattr(replay, "find_op", lambda name: lambda x, y: made.append(x.data_ptr()))
+    run = replay.replay_function(CALLS["mm"]().key, True)  # type: ignore[arg-type]
     for _ in range(200):
         run()
     assert len(set(made)) * 3 > 100 and len(made) == 200
@@ -136,7 +138,7 @@ def test_to_follow_an_op_outside_takes_what_it_takes_on_meta(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(
-        replay, "timed", lambda call, cold=False, device="cpu": {"meta": 2.0}[device]
+        replay, "time_call", lambda call, cold=False, device="cpu": {"meta": 2.0}[device]
     )
     assert this.follow_seconds(CALLS["in place"]()) == this.host_seconds + 2.0
 
@@ -146,7 +148,7 @@ def test_what_would_take_too_much_memory_is_made_smaller(
 ) -> None:
     monkeypatch.setattr(replay, "MOST_BYTES", 1 << 20)
     rows, cut = 1 << 14, []
-    monkeypatch.setattr(replay, "timed", lambda call, cold: cut.append(call) or 1.0)
+    monkeypatch.setattr(replay, "time_call", lambda call, cold: cut.append(call) or 1.0)
     work = of(aten.mm.default, t(64, rows).t(), t(64, 32))
     seconds = replace(this, launch_seconds=1e-9).op_seconds(work)
     (call,) = cut

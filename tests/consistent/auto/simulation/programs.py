@@ -19,11 +19,11 @@ import consistent
 from consistent import B, S
 from consistent.auto import Wire
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.machines.op_signature import tensors
+from consistent.auto.machines.op_signature import tensor_descriptions
 from consistent.auto.machines.work import kind_of
 from consistent.auto.simulation.callers import Callers
 from consistent.auto.simulation.log import Mark, SimulatedOp
-from consistent.auto.simulation.real_memory import Holding
+from consistent.auto.simulation.real_memory import MemoryRecorder
 from consistent.cost_model.built_in import BUILT_IN
 from consistent.dispatch.plans.shards import plain
 from consistent.spec.nested import tensors_in
@@ -181,7 +181,7 @@ class _Calling(TorchDispatchMode):
             given = [plain(x) for x in tensors_in((args, out)) if x.is_floating_point()]
             here = [x for x in given if not x.is_meta]  # others are of stages on other ranks
             if kind_of(func) != "view" and any(x.numel() > LEAST for x in here):
-                self.found[self.callers.now(), str(func)] += 1
+                self.found[self.callers.op_caller(), str(func)] += 1
         return out
 
 
@@ -201,11 +201,11 @@ def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | 
 
 
 def _measured(before: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:
-    with Holding() as held:
+    with MemoryRecorder() as held:
         step = make(*args)
         for _ in range(before):
             step()
-        held.forget()
+        held.reset_peak()
         with counting() as log:
             step()
     return log.calls, held.peak, current().link("cpu")
@@ -254,7 +254,7 @@ def runs(event: Any) -> bool:
     """Whether an event is an op that ``_Calling`` counts."""
     if not isinstance(event, SimulatedOp) or not event.work.runs:
         return False
-    given = tensors(event.work.key) + tensors((event.work.key.out,))
+    given = tensor_descriptions(event.work.key) + tensor_descriptions((event.work.key.out,))
     return any(x.dtype.is_floating_point and math.prod(x.shape) > LEAST for x in given)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent.auto.simulation.calls import Blank
-from consistent.auto.simulation.log import Entered, Left, SimulatedOp
+from consistent.auto.simulation.log import ModuleEntered, ModuleLeft, SimulatedOp
 
 
 class Outer(nn.Module):
@@ -42,7 +42,7 @@ def _logged(*names: str) -> tuple[list[Any], list[Any]]:
 
 def _said(events: list[Any]) -> list[str]:
     """Names of calls and of products, in order."""
-    kinds = {Entered: "enter {.name}", Left: "leave {.name}"}
+    kinds = {ModuleEntered: "enter {.name}", ModuleLeft: "leave {.name}"}
     found = [
         kinds[type(e)].format(e) if type(e) in kinds else "product"
         for e in events
@@ -61,9 +61,9 @@ def test_calls_lie_around_their_ops() -> None:
 
 def test_arguments_are_those_at_the_begin_of_the_call() -> None:
     events, cache = _logged("")
-    (entered,) = (e for e in events if isinstance(e, Entered))
-    args, kwargs = entered.given
+    (entered,) = (e for e in events if isinstance(e, ModuleEntered))
+    args, kwargs = entered.arguments
     assert args == (Blank((100, 300), torch.float32, False), []) and len(cache) == 2
     assert kwargs["scale"].item() == 2  # a small tensor has its value
-    (left,) = (e for e in events if isinstance(e, Left))
+    (left,) = (e for e in events if isinstance(e, ModuleLeft))
     assert left.out == [Blank((100, 200), torch.float32, True)]

@@ -15,7 +15,7 @@ from torch import nn
 import consistent
 from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.simulation.log import Mark, Message, Scheduled, SimulatedOp
+from consistent.auto.simulation.log import Mark, Message, ScheduleEvent, SimulatedOp
 from tests.consistent.auto.simulation.programs import (
     Stages,
     begin_stages,
@@ -74,7 +74,7 @@ def both(name: str) -> Both:
     report, ops = sim.report(), {}
     if updates:
         events = last_step(sim)
-        (begin,) = (i for i, e in enumerate(events) if isinstance(e, Scheduled))
+        (begin,) = (i for i, e in enumerate(events) if isinstance(e, ScheduleEvent))
         for rank in range(0, ranks, made.ranks):
             mine = (e for e in events[begin:] if runs(e) and e.rank == rank)
             ops[rank] = Counter(e.work.op for e in mine)
@@ -159,8 +159,8 @@ def test_a_stage_sends_its_gradient_before_it_waits_for_sums_over_ranks() -> Non
         places = [consistent.placement("cuda", ranks) for ranks in ([0, 1], [2, 3])]
         pipe = consistent.nn.pipeline(model, places, loss=F.mse_loss, micro_batches=2)
         pipe.step(torch.randn(8, 8), torch.randn(8, 8))
-    (run,) = (e.run for e in sim.events if isinstance(e, Scheduled))
-    last = [e for e in run.parts["B", 1, True].events if isinstance(e, Message)]
+    (run,) = (e.run for e in sim.events if isinstance(e, ScheduleEvent))
+    last = [e for e in run.action_events["B", 1, True].events if isinstance(e, Message)]
     said = ["wait" if e.wait else e.name for e in last]
     assert said.index("send") < said.index("wait")
 

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from consistent import B, S
-from consistent.auto.simulation.calls import Blank, filled
-from consistent.auto.strategies.estimates import Highest, StrategyChoice
+from consistent.auto.simulation.calls import Blank, fill_blanks
+from consistent.auto.strategies.estimates import RangeMax, StrategyChoice
 from consistent.auto.strategies.strategy import strategy_for
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
 def test_the_highest_of_every_run(values: list[int]) -> None:
-    highest = Highest(values)
+    highest = RangeMax(values)
     for begin in range(len(values)):
         for end in range(begin + 1, len(values) + 1):
-            assert highest.of(begin, end) == max(values[begin:end])
+            assert highest.max_in(begin, end) == max(values[begin:end])
 
 
 class Cache:
@@ -31,7 +31,7 @@ class Cache:
 def test_blanks_are_filled_wherever_they_are() -> None:
     blank = Blank((2,), torch.float32, False)
     given = ([blank], {"cache": Cache({"keys": blank})})
-    made = filled(given, lambda x: x.shape)
+    made = fill_blanks(given, lambda x: x.shape)
     assert made[0] == [(2,)] and made[1]["cache"].held == {"keys": (2,)}
     assert given[1]["cache"].held == {"keys": blank}  # type: ignore[attr-defined]
 

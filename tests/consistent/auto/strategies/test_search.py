@@ -15,7 +15,7 @@ from torch import nn
 import consistent
 from consistent.auto import Strategy
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.simulation.alike import Alike
+from consistent.auto.simulation.alike import EqualStages
 from consistent.auto.strategies.estimates import StrategyChoice
 from consistent.auto.strategies.strategy import strategy_for
 from consistent.nn.plan import Plan
@@ -131,7 +131,7 @@ def test_stages_that_are_alike_are_followed_once(monkeypatch: pytest.MonkeyPatch
 
     met: list[Any] = []
     ours = simulated()
-    monkeypatch.setattr(Alike, "look", lambda *given: None)
+    monkeypatch.setattr(EqualStages, "find_by_events", lambda *given: None)
     wanted = simulated()
     assert met[0] == met[1]
     assert ours.seconds == pytest.approx(wanted.seconds, rel=1e-12)

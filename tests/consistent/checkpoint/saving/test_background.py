@@ -22,10 +22,10 @@ BACKGROUND = sys.modules["consistent.checkpoint.saving.background"]
 # Steps of a save that each rank does by itself, and where they are looked up.
 STEPS: dict[str, tuple[Any, str]] = {
     "plan": (SAVE._planner, "plan_of"),
-    "job": (SAVE, "_job"),
+    "job": (SAVE, "_make_job"),
     "pieces": (SAVE, "data_of"),
-    "copies": (SAVE._copies, "of"),
-    "memory": (sys.modules["consistent.checkpoint.saving.copies"], "_pages"),
+    "copies": (SAVE._copies, "copy"),
+    "memory": (sys.modules["consistent.checkpoint.saving.copies"], "_huge_pages"),
     "write": (BACKGROUND, "write_part"),
     "index": (job.index_file, "write"),  # rank 0 alone
     "rename": (folders, "finish"),
@@ -49,7 +49,7 @@ def _saves(rank: int, folder: str, step: str, bad: int, call: str, interrupts: b
     it, path = Training("rows"), Path(folder)
     checkpoint.save(path, **it.objects, step=1)
     SAVE._copies._memory = SAVE._copies._memory[:0]  # so that it asks for memory
-    SAVE._copies._held = []
+    SAVE._copies._copies = []
     with pytest.MonkeyPatch.context() as patch:
         if rank == bad:
             error = KeyboardInterrupt() if interrupts else MemoryError("no room")
@@ -134,7 +134,7 @@ def test_an_interrupt_of_a_rank_that_is_alone_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(SAVE._copies, "of", _fail(KeyboardInterrupt()))
+        patch.setattr(SAVE._copies, "copy", _fail(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(tmp_path, value=1, step=1, wait=False)
     checkpoint.save(tmp_path, value=2, step=2, wait=False)

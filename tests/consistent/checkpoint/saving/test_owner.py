@@ -23,8 +23,8 @@ from tests.ranks import pool
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are short."""
-    monkeypatch.setattr(owner, "_SILENT_S", 0.5)
-    monkeypatch.setattr(owner, "_LEAVING_S", 0.3)
+    monkeypatch.setattr(owner, "_SILENCE_LIMIT_S", 0.5)
+    monkeypatch.setattr(owner, "_EXIT_GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -119,14 +119,14 @@ def test_an_owner_of_another_host_lives_while_it_touches_its_mark(mark: str) -> 
 
 
 def test_its_own_process_touches_it(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_BEAT_S", 0.05)
+    monkeypatch.setattr(owner, "_HEARTBEAT_S", 0.05)
 
     def child() -> None:
         owner.claim(mark)
         os.utime(mark, (1, 1))
 
     holder = _in_child(child, lambda: time.sleep(60))
-    monkeypatch.setattr(owner, "_system", lambda: "another")  # as seen from elsewhere
+    monkeypatch.setattr(owner, "_system_id", lambda: "another")  # as seen from elsewhere
     try:
         with pytest.raises(RuntimeError, match=f"process {holder} on"):
             owner.claim(mark)
@@ -137,7 +137,7 @@ def test_its_own_process_touches_it(mark: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_process_of_the_same_number_is_not_the_owner(mark: str) -> None:
-    _written(mark, pid=os.getppid(), system=owner._system())
+    _written(mark, pid=os.getppid(), system=owner._system_id())
     owner.claim(mark)
     assert owner.owns(mark)
 
@@ -166,7 +166,7 @@ def test_what_lies_in_the_way_is_named_and_not_waited_for(mark: str, kind: str) 
 
 
 def test_of_many_that_find_a_dead_owner_one_becomes_the_next(mark: str) -> None:
-    _written(mark, pid=os.getppid(), system=owner._system())
+    _written(mark, pid=os.getppid(), system=owner._system_id())
     begun, ready, end = os.pipe(), os.pipe(), os.pipe()
 
     def child() -> None:
@@ -199,15 +199,15 @@ def test_who_was_stopped_too_long_learns_that_it_lost_it(mark: str) -> None:
 def test_two_threads_may_give_it_up_at_once(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an interrupt: save gives the folder up, and so does the thread that was to write."""
     owner.claim(mark)
-    read = owner._read
+    read = owner._read_mark
 
     def while_another_releases(path: str) -> Any:
-        monkeypatch.setattr(owner, "_read", read)
+        monkeypatch.setattr(owner, "_read_mark", read)
         found = read(path)
         owner.release(path)
         return found
 
-    monkeypatch.setattr(owner, "_read", while_another_releases)
+    monkeypatch.setattr(owner, "_read_mark", while_another_releases)
     owner.release(mark)
     assert not owner.owns(mark) and not os.path.exists(mark)
     owner.claim(mark)
@@ -215,10 +215,10 @@ def test_two_threads_may_give_it_up_at_once(mark: str, monkeypatch: pytest.Monke
 
 
 def test_a_program_with_ever_new_folders_owns_the_last_ones(tmp_path: Path) -> None:
-    marks = [str(tmp_path / str(k)) for k in range(owner._MOST + 3)]
+    marks = [str(tmp_path / str(k)) for k in range(owner._MAX_MARKS + 3)]
     for each in marks:
         owner.claim(each)
-    assert [owner.owns(each) for each in marks] == [False] * 3 + [True] * owner._MOST
+    assert [owner.owns(each) for each in marks] == [False] * 3 + [True] * owner._MAX_MARKS
     for each in marks:
         owner.release(each)
 

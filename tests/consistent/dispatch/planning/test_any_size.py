@@ -16,7 +16,7 @@ import torch
 
 from consistent import Placement
 from consistent.dispatch._C import PlanTable
-from consistent.dispatch.plans.plan import looked_up_in
+from consistent.dispatch.plans.plan import use_plan_table
 from tests.brute_force import Example
 from tests.consistent.rules.layouts import (
     FAMILIES,
@@ -128,7 +128,7 @@ def _calls(family: str) -> list[tuple[Example, Any, list[tuple[str, Example, Any
 def _check(rank: int, ranks: Any, family: str) -> list[str]:
     placement, wrong = Placement("cpu", ranks), []
     for case, layout, others in _calls(family):
-        with looked_up_in(PlanTable()):  # of this rank, which is a thread
+        with use_plan_table(PlanTable()):  # of this rank, which is a thread
             run(case, Laid(placement), layout)
             for time in ("first", "again", "a third time"):  # by the general plan, then by a copy
                 found = [

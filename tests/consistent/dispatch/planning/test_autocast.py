@@ -57,7 +57,9 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 def _is_listed(case: Example) -> bool:
     name = name_of(case)
-    return name in autocast.listed("cpu") | autocast.listed("cuda") | set(autocast.MADE_OF)
+    return name in autocast.autocast_ops("cpu") | autocast.autocast_ops("cuda") | set(
+        autocast.DECIDING_OP
+    )
 
 
 class _Exactly(Laid):

@@ -14,7 +14,7 @@ import torch
 import consistent
 from consistent import B, P, Placement, S
 from consistent.dispatch.planning import meta_run
-from consistent.dispatch.planning.meta_answers import kept_answers
+from consistent.dispatch.planning.meta_answers import cached_facts
 from consistent.rules.signature import Call, Operand
 from consistent.spec import Layout, TensorSpec
 from tests.ranks import simulate
@@ -29,7 +29,7 @@ def answers(run: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     source = iter(operands)
     named = {k: next(source) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
     listed = [next(source) if isinstance(x, torch.Tensor) else x for x in args]
-    return kept_answers(run, Call("op", tuple(listed), named, tuple(operands)))
+    return cached_facts(run, Call("op", tuple(listed), named, tuple(operands)))
 
 
 X, OTHER = torch.zeros(3, 4), object()
@@ -92,8 +92,8 @@ def test_a_call_is_asked_about_once_for_all_layouts(monkeypatch: pytest.MonkeyPa
         asked.append((call.name, [o.shape for o in call.operands]))
         return on_meta(run, call)
 
-    on_meta = meta_run.on_meta
-    monkeypatch.setattr(meta_run, "on_meta", ask)
+    on_meta = meta_run.run_on_meta
+    monkeypatch.setattr(meta_run, "run_on_meta", ask)
 
     def main(rank: int) -> None:
         for ranks in ([0, 1], [1, 2], [2, 0]):

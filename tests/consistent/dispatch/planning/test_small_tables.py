@@ -16,7 +16,7 @@ import torch
 import consistent
 from consistent import Placement, S
 from consistent.dispatch import _C
-from consistent.dispatch.plans.plan import looked_up_in
+from consistent.dispatch.plans.plan import use_plan_table
 from tests.brute_force import Example
 from tests.consistent.dispatch.planning.test_any_size import CHANGES, is_kept
 from tests.consistent.rules.layouts import FAMILIES, changed, differs, examples, layouts, wanted
@@ -36,7 +36,7 @@ MODES: dict[str, Callable[[], Any]] = {
 @contextlib.contextmanager
 def _tables_of(most: int) -> Iterator[Any]:
     table = _C.PlanTable(False, most)
-    with looked_up_in(table):
+    with use_plan_table(table):
         yield table
 
 
@@ -84,7 +84,7 @@ def test_threads_share_the_tables(rank: int) -> None:
     table = _C.PlanTable(False, 8)
 
     def main(seed: int) -> None:
-        with looked_up_in(table):
+        with use_plan_table(table):
             wrong.extend(_random_calls([0], 150, seed, cases))
 
     threads = [threading.Thread(target=main, args=(seed,)) for seed in range(3)]

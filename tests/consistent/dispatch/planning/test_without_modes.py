@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import consistent
 from consistent import B, GlobalTensor, P, Placement, S
-from consistent.dispatch.planning.without_modes import _IGNORE, without_modes
+from consistent.dispatch.planning.without_modes import _IGNORE_FILTER, without_modes
 from consistent.dispatch.plans.plan import clear_plans
 from mirrored.transports.default import current
 from tests.brute_force import Example
@@ -262,14 +262,14 @@ def _warnings_of(rank: int, name: str) -> list[list[str]]:
                 with warnings.catch_warnings(record=True) as seen:
                     warnings.simplefilter(filters)  # type: ignore[arg-type]
                     torch.set_warn_always(True)
-                    before = warnings.filters.count(_IGNORE)  # type: ignore[attr-defined]
+                    before = warnings.filters.count(_IGNORE_FILTER)  # type: ignore[attr-defined]
                     try:
                         WARN[name](given)
                     except Warning as warning:
                         seen.append(warning)  # type: ignore[arg-type]
                     finally:
                         torch.set_warn_always(False)
-                    assert warnings.filters.count(_IGNORE) == before  # type: ignore[attr-defined]
+                    assert warnings.filters.count(_IGNORE_FILTER) == before  # type: ignore[attr-defined]
                 found.append([str(getattr(w, "message", w)) for w in seen])
     return found
 

@@ -19,7 +19,7 @@ import consistent
 from consistent import B, P, S
 from consistent.dispatch.planning.writes import written_arguments
 from consistent.dispatch.plans.shards import plain
-from consistent.spec import Placement, Sbp, TensorSpec, may_be
+from consistent.spec import Placement, Sbp, TensorSpec, fits_dtype
 from tests.ranks import ALL, on_ranks, simulate
 from tests.reference import scatter
 from tests.torch_release import IS_2_13
@@ -228,7 +228,7 @@ def _into(function: Any, args: list, kwargs: dict, outs: list) -> list[torch.Ten
 def lay(x: Any, sbp: Sbp, placement: Placement, rank: int) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
-    if (sbp.is_split and not x.ndim) or not may_be(sbp, x.dtype):
+    if (sbp.is_split and not x.ndim) or not fits_dtype(sbp, x.dtype):
         sbp = B
     spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
     return consistent.from_local(scatter(x, spec)[rank], placement, sbp, shape=x.shape)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import consistent
 from consistent import B, GlobalTensor, Placement, S
 from consistent.dispatch.planning.functions.torch_functions import resolve
-from consistent.rules import find
+from consistent.rules import find_row
 from consistent.spec import Sbp
 from mirrored import use
 from mirrored.transports.in_process import InProcess, InProcessState
@@ -70,7 +70,7 @@ def test_an_op_is_followed_alone(family: str, sbp: Sbp, outside: None) -> None:
             if "is not differentiable" in str(error):
                 continue
             # The rule says that the data decides how long the result is, so that it must be told.
-            row = find(resolve(case.func).name)
+            row = find_row(resolve(case.func).name)
             if "nobody will send" in str(error) and row is not None and row.outs is not None:
                 continue
             raise AssertionError(f"{case}: {error}") from error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent import B, Placement, S
-from mirrored.every_rank import gathered
+from mirrored.every_rank import gather_from_ranks
 from tests.consistent.forms.families.layers.test_sparse_tables import OPTIMIZERS
 from tests.ranks import on_ranks
 
@@ -82,7 +82,7 @@ def test_ranks_outside_see_the_layout(rank: int, name: str) -> None:
     for ranks in ([0], [1, 2]):
         placement = Placement("cpu", ranks)
         made = MADE[name](placement)
-        assert len(set(gathered(seen(made)))) == 1
+        assert len(set(gather_from_ranks(seen(made)))) == 1
         back = made.to_dense() if made.layout is not torch.strided else made
         back = back.to_global(Placement("cpu", range(3)), B).full()
         torch.testing.assert_close(back, whole.to_dense())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from consistent.elastic.launch.membership import GATHERING_S, SILENT_S, Membership
+from consistent.elastic.launch.membership import GATHER_WAIT_S, SILENCE_LIMIT_S, Membership
 
 FACTS = {"torch": "2.13.0", "the program": "1234"}
 
@@ -17,7 +17,7 @@ class Script:
         self.now, self.out = 0.0, []
 
     def say(self, kind: str, **more: Any) -> list[tuple[str, dict[str, Any]]]:
-        self.out = self.rules.hear({"is": kind, **more}, self.now)
+        self.out = self.rules.handle({"is": kind, **more}, self.now)
         return self.out
 
     def here(self, name: str, facts: dict[str, str] = FACTS) -> list[tuple[str, dict[str, Any]]]:
@@ -121,7 +121,7 @@ def test_newcomers_that_are_started_together_come_in_together_unless_one_is_late
     script = started(most=3)
     script.began("d", "e")
     assert script.here("d") == []
-    script.now += GATHERING_S + 1
+    script.now += GATHER_WAIT_S + 1
     script.say("beat", agent=0)
     assert script.kinds() == {(f"worker/{name}", "change") for name in "abc"}
 
@@ -161,7 +161,7 @@ def test_a_host_that_is_silent_is_gone_and_ends_when_it_is_heard_again():
     script.began("c", agent=1)
     for name in "abc":
         script.here(name)
-    while script.now < SILENT_S + 1:
+    while script.now < SILENCE_LIMIT_S + 1:
         script.now += 0.5
         script.say("beat", agent=0)
     script.here("a")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import consistent.flow as flow
-from consistent.flow.ops.padding import pair, same
+from consistent.flow.ops.padding import pad_same, pair
 from tests import strategies  # noqa: F401  (loads the profile)
 
 
@@ -36,7 +36,7 @@ def test_same_gives_the_windows_of_its_definition(
 ) -> None:
     row = torch.randn(n, generator=torch.Generator().manual_seed(n))
     x = row.view(1, 1, n, 1)
-    padded, pads = same(x, "SAME", (kernel, 1), (stride, 1), (dilation, 1), float("-inf"))
+    padded, pads = pad_same(x, "SAME", (kernel, 1), (stride, 1), (dilation, 1), float("-inf"))
     if any(pads):
         padded, pads = (
             F.pad(padded, (pads[1], pads[1], pads[0], pads[0]), value=float("-inf")),
@@ -48,13 +48,13 @@ def test_same_gives_the_windows_of_its_definition(
 
 def test_valid_adds_nothing() -> None:
     x = torch.ones(1, 1, 5, 5)
-    assert same(x, "VALID", (3, 3), (2, 2)) == (x, (0, 0))
+    assert pad_same(x, "VALID", (3, 3), (2, 2)) == (x, (0, 0))
     assert flow.nn.max_pool2d(x, 3, 2, "VALID").shape == (1, 1, 2, 2)
 
 
 def test_another_word_is_an_error() -> None:
     with pytest.raises(ValueError, match='"SAME" .* and "VALID"'):
-        same(torch.ones(1, 1, 2, 2), "same", (1, 1), (1, 1))
+        pad_same(torch.ones(1, 1, 2, 2), "same", (1, 1), (1, 1))
 
 
 def test_one_size_stands_for_both_dims() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from consistent.forms import FORMS, Shards
-from consistent.rules import Call, Operand, find
+from consistent.rules import Call, Operand, find_row
 from consistent.spec import Placement, S, TensorSpec
 from mirrored.transports.in_process import run_ranks
 from tests.brute_force import check
@@ -15,7 +15,7 @@ def local(name: str, x: torch.Tensor, *args: object, **kwargs: object) -> list[t
     spec = TensorSpec.of(Placement("cpu", [0, 1, 2]), (S(0),), x.shape, x.dtype)
     operand = Operand(0, spec)
     func = {"squeeze": torch.squeeze, "triangular": torch.triu}[name]
-    row = find(func.__name__)
+    row = find_row(func.__name__)
     assert row is not None
     call = Call(func.__name__, (operand, *args), kwargs, (operand,), params=row._params)
 

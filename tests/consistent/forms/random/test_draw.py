@@ -17,7 +17,7 @@ import consistent
 from consistent import B, P, Placement, S
 from consistent.dispatch.plans.plan import clear_plans
 from consistent.forms.random import generator
-from consistent.rules import find
+from consistent.rules import find_row
 from mirrored.transports.counting import counting
 from tests.ranks import on_ranks, pool
 
@@ -335,7 +335,7 @@ def test_every_random_op_of_torch_has_a_row() -> None:
         op = getattr(torch.ops.aten, name, None)
         overloads = [] if op is None else [getattr(op, o) for o in op.overloads()]
         if any(torch.Tag.nondeterministic_seeded in o.tags for o in overloads):
-            if find(name.rstrip("_")) is None:
+            if find_row(name.rstrip("_")) is None:
                 lacking.add(name)
     assert not lacking
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import consistent
 from consistent import B, Placement, S
-from consistent.nn.moving.carry import Carried
+from consistent.nn.moving.carry import PendingMove
 from mirrored import background
 from mirrored.transports.counting import Counting, counting
 from mirrored.transports.default import current, use
@@ -151,13 +151,13 @@ def test_dropout_draws_what_it_would_have_drawn(rank: int) -> None:
 @contextmanager
 def spare_cores(enough: Callable[[list], bool]) -> Iterator[None]:
     """Ranks have cores to spare where ``enough`` says so, and have not asked each other yet."""
-    before = background._answers, background._are_enough
-    background._answers, background._are_enough = WeakKeyDictionary(), enough
+    before = background._spare_cores_cache, background._have_spare_cores
+    background._spare_cores_cache, background._have_spare_cores = WeakKeyDictionary(), enough
     try:
         with use(Counting(current())):
             yield
     finally:
-        background._answers, background._are_enough = before
+        background._spare_cores_cache, background._have_spare_cores = before
 
 
 @on_ranks(4)
@@ -179,20 +179,20 @@ def test_there_and_back_where_only_some_ranks_gather_ahead(rank: int) -> None:
 @on_ranks(4)
 def test_nothing_is_sent_once_the_tensors_are_laid_anew(rank: int) -> None:
     """What ranks ask of each other for the new plan's hooks, they ask before."""
-    put, sent = Carried.put, list[int]()
+    put, sent = PendingMove.commit, list[int]()
 
-    def noted_put(self: Carried) -> None:
+    def noted_put(self: PendingMove) -> None:
         put(self)
         sent.append(len(log.calls))
 
     model = parallel((LATE, "data"))
-    Carried.put = noted_put  # type: ignore[method-assign]
+    PendingMove.commit = noted_put  # type: ignore[method-assign]
     try:
         with spare_cores(lambda uses: True), counting() as log:
             consistent.move(model, None, THREE, "zero3")
             assert isinstance(current(), Ordered) == (rank < 3)
     finally:
-        Carried.put = put  # type: ignore[method-assign]
+        PendingMove.commit = put  # type: ignore[method-assign]
     assert sent == [len(log.calls)]
 
 

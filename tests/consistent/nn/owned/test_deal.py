@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from consistent.nn.owned.deal import Shape, deal, flops_of
+from consistent.nn.owned.deal import Shape, assign_owners, flops_of
 
 BLOCK = [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 SHAPES = {
@@ -31,7 +31,7 @@ def shampoo(shape: Shape) -> float:
 def test_the_busiest_rank_has_little_more_than_its_share(name: str, ranks: list[int]) -> None:
     shapes = SHAPES[name]
     costs = [flops_of(shape) for shape in shapes]
-    owners = deal(shapes, costs, ranks, {})
+    owners = assign_owners(shapes, costs, ranks, {})
     busiest = max(_shares(owners, costs, ranks))
     assert set(owners) <= set(ranks) and busiest <= max(1.05 * sum(costs) / len(ranks), max(costs))
 
@@ -40,15 +40,15 @@ def test_the_busiest_rank_has_little_more_than_its_share(name: str, ranks: list[
 def test_equal_blocks_are_shared_evenly_by_any_measure(measure: Callable[[Shape], float]) -> None:
     shapes = SHAPES["12 blocks"]
     for ranks in ([0, 1], [0, 1, 2], [3, 2, 1, 0]):
-        owners = deal(shapes, [flops_of(shape) for shape in shapes], ranks, {})
+        owners = assign_owners(shapes, [flops_of(shape) for shape in shapes], ranks, {})
         shares = _shares(owners, [measure(shape) for shape in shapes], ranks)
         assert max(shares) == min(shares)
 
 
 def test_what_comes_later_goes_to_the_rank_with_least() -> None:
     loads: dict[int, tuple[float, int]] = {}
-    assert deal([(4, 4)], [10.0], [0, 1], loads) == [0]
-    assert deal([(2, 2), (2, 2)], [4.0, 4.0], [0, 1], loads) == [1, 1]
+    assert assign_owners([(4, 4)], [10.0], [0, 1], loads) == [0]
+    assert assign_owners([(2, 2), (2, 2)], [4.0, 4.0], [0, 1], loads) == [1, 1]
     assert loads == {0: (10.0, 1), 1: (8.0, 2)}
 
 

@@ -468,8 +468,8 @@ def test_owners_of_a_stage_are_its_ranks(rank: int) -> None:
     assert owners is not None
     params: list[Any] = list(staged.parameters())
     for p in params:
-        assert owners.of(p).first_rank in p.placement.ranks
-    assert len({owners.of(p).first_rank for p in params}) == 4
+        assert owners.owner_of(p).first_rank in p.placement.ranks
+    assert len({owners.owner_of(p).first_rank for p in params}) == 4
 
 
 # -- what cannot be --------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_gpt2_finds_a_plan_on_a_grid() -> None:
 
 
 def test_where_no_plan_can_be_followed_nothing_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "judged", lambda *_: ({}, {}))
+    monkeypatch.setattr(search, "estimate_plans", lambda *_: ({}, {}))
     model, x = case("rows")
     plan = best_plan(step, placement("cpu", ranks=[0, 1]), (model, x))
     assert plan.notes[0].startswith("searched: whole") and not plan.modules

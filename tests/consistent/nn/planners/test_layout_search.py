@@ -10,7 +10,7 @@ from torch import nn
 
 import consistent
 from consistent import B, S, placement
-from consistent.cost_model.built_in import BUILT_IN, uniform
+from consistent.cost_model.built_in import BUILT_IN, uniform_cost_model
 from consistent.cost_model.model import CostModel
 from consistent.layout_problem.solve import solve
 from consistent.nn.plan import Plan
@@ -29,7 +29,7 @@ PAIR = placement("cpu", ranks=[0, 1])
 
 def slow(flops: float) -> CostModel:
     """A machine so slow that work is worth sharing, whatever is sent for it."""
-    return uniform(
+    return uniform_cost_model(
         "cpu",
         latency=3e-6,
         bandwidth=1.5e10,
@@ -167,7 +167,7 @@ def test_equal_blocks_get_equal_layouts_at_little_cost():
     tokens = torch.zeros(4, 6, dtype=torch.long)
     program = record(predict, model, PAIR, (model, tokens, tokens), {})
     problem = problem_of(program, slow(1e6))
-    keys = {node.alike for node in problem.nodes if node.alike is not None}
+    keys = {node.block_key for node in problem.nodes if node.block_key is not None}
     assert len(keys) < len(problem.nodes) / 8
     plan = best_plan(predict, PAIR, (model, tokens, tokens), machine=slow(1e6))
     for name, layouts in plan.tensors.items():

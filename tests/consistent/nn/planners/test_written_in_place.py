@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent import B, placement
-from consistent.cost_model.built_in import BUILT_IN, uniform
+from consistent.cost_model.built_in import BUILT_IN, uniform_cost_model
 from consistent.nn.plan import Plan
 from consistent.nn.planners.layout_search import best_plan
 from consistent.tensor.making.create import distribute
@@ -24,7 +24,7 @@ ROWS, WIDTH = 4, 6
 MACHINES = {
     "built-in": BUILT_IN["cpu"],
     "slow": slow(1e6),
-    "free messages": uniform(
+    "free messages": uniform_cost_model(
         "cpu", latency=1e-9, bandwidth=1e15, overhead=0.0, memory=1e6, python=0.0, flops=1e6
     ),
 }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.forms import FORMS, Shards
-from consistent.rules import Call, Operand, Out, find
+from consistent.rules import Call, Operand, Out, find_row
 from consistent.spec import B, Placement, TensorSpec
 from tests.brute_force import Example, example, fixed, replaced, tensors_in
 from tests.consistent.rules.examples.numbers import complex_, real, unit, whole
@@ -22,7 +22,7 @@ _ONE = Placement("cpu", [0])
 def on_one_rank(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The op by its local form on a placement of one rank."""
     known = resolve(func)
-    row = find(known.name)
+    row = find_row(known.name)
     assert row is not None
     tensors = tensors_in((args, list(kwargs.values())))
     specs = tuple(TensorSpec.of(_ONE, B, t.shape, t.dtype) for t in tensors)

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consistent.rules.layout.cut_views import viewed
-from consistent.rules.layout.view import groups
+from consistent.rules.layout.cut_views import split_of_view
+from consistent.rules.layout.view import dim_groups
 from consistent.spec import S, Split
 from tests.reference import cut as shards_of
 from tests.strategies import cuts
 
 
 def made(entry: Split, source: tuple[int, ...], target: tuple[int, ...], parts: int = 2):
-    return viewed(entry, groups(source, target), source, target, parts)
+    return split_of_view(entry, dim_groups(source, target), source, target, parts)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consistent.rules import DoesNotFit, Operand
-from consistent.rules.layout.subscript import parse
+from consistent.rules.layout.subscript import parse_subscript
 from consistent.spec import B, Placement, TensorSpec
 from tests.brute_force import check
 
@@ -74,15 +74,15 @@ def test_writing_any_slice_is_right(case: tuple, grid: Any, number: bool) -> Non
 )
 def test_where_dims_go(index: tuple, places: dict, block: tuple) -> None:
     shape = (4, 5, 3)
-    parsed = parse(index, shape)
-    assert (parsed.places, parsed.block) == (places, block)
+    parsed = parse_subscript(index, shape)
+    assert (parsed.out_dims, parsed.index_block) == (places, block)
     real = tuple(
         torch.zeros(e.shape, dtype=torch.int64) if isinstance(e, Operand) else e for e in index
     )
     out = torch.empty(shape)[real]
     assert {d: out.shape[p] for d, p in places.items()} == {
         item.dim: item.count if item.kind == "slice" else shape[item.dim]
-        for item in parsed.of("all", "slice")
+        for item in parsed.of_kind("all", "slice")
     }
 
 
@@ -99,11 +99,11 @@ def test_where_dims_go(index: tuple, places: dict, block: tuple) -> None:
 )
 def test_what_only_the_whole_tensor_can_tell_is_refused(index: Any) -> None:
     with pytest.raises(DoesNotFit):
-        parse(index, (4, 5))
+        parse_subscript(index, (4, 5))
 
 
 def test_a_whole_slice_is_as_good_as_a_colon() -> None:
-    assert [item.kind for item in parse((slice(0, 4), slice(-5, 9)), (4, 5)).items] == [
+    assert [item.kind for item in parse_subscript((slice(0, 4), slice(-5, 9)), (4, 5)).items] == [
         "all",
         "all",
     ]
@@ -111,5 +111,5 @@ def test_a_whole_slice_is_as_good_as_a_colon() -> None:
 
 def test_part_of_a_slice_in_a_shard() -> None:
     # Items 1 3 5 7 9 of ten; a shard holds 4 5 6.
-    (item,) = parse(slice(1, None, 2), (10,)).items
-    assert item.within(4, 3) == (slice(1, 2, 2), slice(2, 3))
+    (item,) = parse_subscript(slice(1, None, 2), (10,)).items
+    assert item.slices_in_shard(4, 3) == (slice(1, 2, 2), slice(2, 3))

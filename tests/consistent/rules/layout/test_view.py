@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consistent.rules import Call, DoesNotFit, Operand, Out, find
-from consistent.rules.layout.view import cuts, groups
+from consistent.rules import Call, DoesNotFit, Operand, Out, find_row
+from consistent.rules.layout.view import dim_groups, piece_starts
 from consistent.spec import B, NdSbp, Placement, S, Split, TensorSpec, piece
 from tests.brute_force import check
 
@@ -27,7 +27,7 @@ def claimed(source: Shape, target: Shape, sbp: NdSbp, grid: Shape, axis: int = 0
     """Pairs (dim, place) that may be split on ``axis`` with nothing moved."""
     call = view_call(source, target, sbp, grid)
     call.axis = axis
-    row = find("view")
+    row = find_row("view")
     assert row is not None
     found = [s for s in row.signatures(call, grid[axis]) if s.form is None]
     pairs = [(s.ins[0], s.outs[0]) for s in found]
@@ -87,11 +87,11 @@ def test_a_view_claims_every_split_that_holds(shapes: tuple[Shape, Shape], parts
     ],
 )
 def test_groups(source: Shape, target: Shape, expected: list) -> None:
-    assert [(tuple(a), tuple(b)) for a, b in groups(source, target)] == expected
+    assert [(tuple(a), tuple(b)) for a, b in dim_groups(source, target)] == expected
 
 
 def test_axes_that_split_one_dim_cut_each_others_pieces() -> None:
-    assert cuts(5, [2, 2]) == [0, 2, 3, 4]
+    assert piece_starts(5, [2, 2]) == [0, 2, 3, 4]
 
 
 def test_an_axis_that_splits_the_dim_keeps_it_and_another_may_not_join() -> None:
@@ -107,4 +107,4 @@ def test_a_view_of_another_dtype_is_not_claimed() -> None:
     call = view_call((4, 4), (4, 4), (B,), (2,))
     call.outs = (Out(torch.Size((4, 4)), torch.int32),)
     with pytest.raises(DoesNotFit, match="another dtype"):
-        find("view").signatures(call, 2)  # type: ignore[union-attr]
+        find_row("view").signatures(call, 2)  # type: ignore[union-attr]

@@ -21,7 +21,11 @@ def test_terms_operands_and_letters_are_kept() -> None:
 
 def test_brackets_mark_whole_letters_and_exclamation_marks_filled_ones() -> None:
     rule = parse("nc![v]<w> -> nc![v]<w>")
-    assert rule.whole == {"v", "w"} and rule.fetched == {"w"} and rule.filled == {"c"}
+    assert (
+        rule.unsplit_letters == {"v", "w"}
+        and rule.fetched_letters == {"w"}
+        and rule.never_empty_letters == {"c"}
+    )
 
 
 def test_functions_stand_around_operands() -> None:
@@ -76,4 +80,4 @@ def test_a_rule_has_one_arrow(text: str) -> None:
 
 
 def test_a_new_dim_is_marked() -> None:
-    assert parse("... -> ...[c]").new == {"c"}
+    assert parse("... -> ...[c]").new_letters == {"c"}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from consistent.rules.notation.strides import places
+from consistent.rules.notation.strides import kept_dim_positions
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from consistent.rules.notation.strides import places
 def test_kept_dims_are_read_off_strides(
     view: Callable, shape: tuple[int, ...], expected: dict
 ) -> None:
-    assert places(view, shape) == expected
+    assert kept_dim_positions(view, shape) == expected
 
 
 def test_no_arithmetic_on_strides_makes_another_dims_stride() -> None:
     x = torch.empty(2, 2, 2, 2, 2)
-    assert places(lambda x: x.diagonal(0, 0, 1).unsqueeze(0), x.shape) == {
+    assert kept_dim_positions(lambda x: x.diagonal(0, 0, 1).unsqueeze(0), x.shape) == {
         2: (1,),
         3: (2,),
         4: (3,),

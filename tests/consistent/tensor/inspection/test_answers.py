@@ -12,12 +12,12 @@ import torch
 
 import consistent
 from consistent import B, GlobalTensor, P, Placement, S
-from consistent.dispatch.planning.functions.questions import computes
+from consistent.dispatch.planning.functions.questions import computes_tensors
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.dispatch.plans.plan import handlers, list_ops
 from consistent.rules import table
 from consistent.tensor.inspection import answers
-from consistent.tensor.inspection.printing import is_whole_here
+from consistent.tensor.inspection.printing import holds_whole_value
 from mirrored.transports.default import current
 from tests.alone import Communicated, alone, grids, laid
 from tests.each_of import each_of
@@ -49,8 +49,8 @@ def test_somebody_has_said_what_each_function_of_torch_answers_that_computes_no_
                 continue
             known = resolve(function)
             full = known.name + "_" * known.inplace
-            if table.find(known.name) is None and not full.startswith(tuple(list_ops)):
-                if not computes(full) and full not in handlers:
+            if table.find_row(known.name) is None and not full.startswith(tuple(list_ops)):
+                if not computes_tensors(full) and full not in handlers:
                     asked.add(name)
     assert asked == (NO_TENSOR_ASKED | {"allclose", "equal", "is_nonzero"}) & there
 
@@ -224,7 +224,7 @@ PYTHON_OVER_STORAGE = dict.fromkeys(("_reduce_ex_internal", "_typed_storage"), "
 @each_of("name", NAMES["reads the value"])
 def test_reading_a_value_is_what_communicates(name: str) -> None:
     for _, x in _tensors((S(0), P, B)):
-        world = is_whole_here(x._spec) and x.placement.size == current().size
+        world = holds_whole_value(x._spec) and x.placement.size == current().size
         try:
             _answer(x, name)
         except Communicated:

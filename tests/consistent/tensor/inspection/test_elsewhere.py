@@ -12,7 +12,7 @@ import consistent
 import mirrored
 from consistent import S, sbp
 from consistent.nn.planners.registry import PLANNERS
-from consistent.spec.elsewhere import OF_PACKAGE, OF_PARTS, OF_PLANS, OF_TENSORS
+from consistent.spec.elsewhere import PACKAGE_HINTS, PART_HINTS, PLAN_HINTS, TENSOR_HINTS
 from tests.each_of import each_of
 
 HERE = consistent.placement("cpu", [0])
@@ -22,9 +22,9 @@ def tensor() -> consistent.GlobalTensor:
     return consistent.zeros(2, placement=HERE, sbp=S(0))
 
 
-@each_of("name", OF_TENSORS)
+@each_of("name", TENSOR_HINTS)
 def test_a_tensor_hints_at_the_name_here(name: str) -> None:
-    whose, instead = OF_TENSORS[name]
+    whose, instead = TENSOR_HINTS[name]
     for asked in (tensor(), consistent.GlobalTensor):
         with pytest.raises(AttributeError, match=re.escape(instead)) as error:
             getattr(asked, name)
@@ -32,23 +32,23 @@ def test_a_tensor_hints_at_the_name_here(name: str) -> None:
     assert not hasattr(tensor(), name) and not hasattr(torch.Tensor, name)
 
 
-@each_of("name", OF_PACKAGE)
+@each_of("name", PACKAGE_HINTS)
 def test_the_package_hints_at_the_name_here(name: str) -> None:
-    with pytest.raises(AttributeError, match=re.escape(OF_PACKAGE[name][1])):
+    with pytest.raises(AttributeError, match=re.escape(PACKAGE_HINTS[name][1])):
         getattr(consistent, name)
     assert not hasattr(consistent, name)
 
 
-@each_of("name", OF_PACKAGE)
+@each_of("name", PACKAGE_HINTS)
 def test_a_name_that_is_imported_has_the_same_hint(name: str) -> None:
-    with pytest.raises(ImportError, match=re.escape(OF_PACKAGE[name][1])):
+    with pytest.raises(ImportError, match=re.escape(PACKAGE_HINTS[name][1])):
         exec(f"from consistent import {name}", {})
 
 
 @each_of("part", [consistent.nn, consistent.data, consistent.checkpoint, sbp])
-@each_of("name", OF_PARTS)
+@each_of("name", PART_HINTS)
 def test_a_part_of_the_package_hints_at_the_name_here(part: ModuleType, name: str) -> None:
-    with pytest.raises(AttributeError, match=re.escape(OF_PARTS[name][1])):
+    with pytest.raises(AttributeError, match=re.escape(PART_HINTS[name][1])):
         getattr(part, name)
     assert not hasattr(part, name)
 
@@ -74,9 +74,9 @@ def test_packages_that_nothing_imported_yet_can_be_imported() -> None:
         exec(f"from consistent import {name}", {})
 
 
-@pytest.mark.parametrize("name", [*OF_PLANS, "Tensor Parallel", "data_parallel"])
+@pytest.mark.parametrize("name", [*PLAN_HINTS, "Tensor Parallel", "data_parallel"])
 def test_a_plan_hints_at_the_name_here(name: str) -> None:
-    instead = OF_PLANS.get(name, name.split()[0].split("_")[0].lower())
+    instead = PLAN_HINTS.get(name, name.split()[0].split("_")[0].lower())
     with pytest.raises(ValueError, match=re.escape(instead.strip('"'))):
         consistent.parallelize(torch.nn.Linear(2, 2), HERE, name)
 
@@ -95,8 +95,8 @@ def test_an_attribute_that_a_program_sets_is_its_own() -> None:
 
 
 def test_what_the_hints_name_is_there() -> None:
-    plans = [("", instead) for instead in OF_PLANS.values()]
-    tables = (OF_TENSORS, OF_PACKAGE, OF_PARTS)
+    plans = [("", instead) for instead in PLAN_HINTS.values()]
+    tables = (TENSOR_HINTS, PACKAGE_HINTS, PART_HINTS)
     for _, instead in [*plans, *(entry for table in tables for entry in table.values())]:
         for path in re.findall(r"\bconsistent((?:\.\w+)+)", instead):
             found = consistent

@@ -19,7 +19,7 @@ from torch import nn
 
 import consistent
 from consistent import B, GlobalTensor, P, Placement, S
-from consistent.tensor.storage.restored import OWN
+from consistent.tensor.storage.restored import UNSAVED_ATTRIBUTES
 from tests.ranks import SIZES, RankError, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
@@ -170,9 +170,9 @@ def test_a_tensor_whose_data_was_asked_for_is_saved(rank: int) -> None:
     torch.save(x, file)
     file.seek(0)
     assert torch.load(file, weights_only=False).tolist() == [2.0] * 4
-    assert copy.copy(x)._data_given
+    assert copy.copy(x)._data_was_read
 
 
 def test_what_describes_one_object_is_not_saved() -> None:
     flags = {name for name, value in vars(GlobalTensor).items() if value is False}
-    assert {"_moved_view", "_data_given"} <= flags <= set(OWN)
+    assert {"_moved_view", "_data_was_read"} <= flags <= set(UNSAVED_ATTRIBUTES)

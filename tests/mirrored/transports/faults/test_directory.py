@@ -36,7 +36,7 @@ def address(rank: int) -> Address:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda it: it.find(20.0), lambda it: it.look(), lambda it: it.leave(20.0)],
+    [lambda it: it.refresh(20.0), lambda it: it.begin_refresh(), lambda it: it.leave(20.0)],
     ids=["find", "look", "leave"],
 )
 def test_a_rank_that_leaves_meanwhile_is_not_waited_for(call: Callable[[Directory], Any]) -> None:
@@ -58,9 +58,9 @@ def test_addresses_are_found_and_taken_out() -> None:
     directories = [Directory(Rank(rank, 3, limited, None), address(rank)) for rank in range(3)]
     for rank in (0, 1):
         store.set(f"address/{rank}", address(rank).dumps())
-    assert directories[0].find(20.0) == {1: address(1)}
+    assert directories[0].refresh(20.0) == {1: address(1)}
     store.set("address/1", address(2).dumps())  # that of a later process group
     directories[1].leave(20.0)
-    assert directories[0].find(20.0) == {1: address(2)}
+    assert directories[0].refresh(20.0) == {1: address(2)}
     directories[0].leave(20.0)
-    assert directories[1].find(20.0) == {}
+    assert directories[1].refresh(20.0) == {}

@@ -146,9 +146,9 @@ def test_a_stranger_is_cut_off_and_a_rank_is_answered(listener: RequestListener,
     assert ask({0: listener.address}, {"asks": 1}, T) == {0: {"got": 1}}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
     deadline = time.monotonic() + 5 * T
-    while listener._open and time.monotonic() < deadline:
+    while listener._connections and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not listener._open and listener._thread.is_alive()
+    assert not listener._connections and listener._thread.is_alive()
     for each in open_ones:
         each.close()
 

@@ -17,7 +17,7 @@ import consistent
 import mirrored
 from consistent import B, P, S
 from mirrored.transports.default import current
-from mirrored.transports.failures import count_lack, is_lack
+from mirrored.transports.failures import count_out_of_memory, is_out_of_memory
 from tests.mirrored.another_group import another_group
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, pool
@@ -162,7 +162,7 @@ def _session(rank: int, name: str, room: int | None) -> list[Any]:
             found.append(out[(0,) * out.dim()].item())  # flatten would move what is split
             found[-1] += out.sum().item()
         except (RuntimeError, MemoryError) as error:
-            if is_lack(error):
+            if is_out_of_memory(error):
                 found.append("lack")
             elif TOGETHER in str(error):
                 found.append("together")
@@ -220,7 +220,7 @@ def _in_groups(rank: int) -> tuple[str, float]:
     for ranks in ((0, 1), (1, 0)):
         current().gather_objects(rank, ranks)
     if rank == 1:
-        count_lack(MemoryError())
+        count_out_of_memory(MemoryError())
     began = time.monotonic()
     with pytest.raises(RuntimeError) as raised:
         current().gather_objects(rank, (1, 0) if rank == 0 else (0, 1))

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from mirrored.transports.faults import place
-from mirrored.transports.faults.place import place_of
+from mirrored.transports.faults.place import describe_place
 
 
 def here() -> int:
@@ -20,7 +20,7 @@ def here() -> int:
 
 
 def test_own_line() -> None:
-    assert place_of() == f"{__file__}:{here()} in test_own_line"
+    assert describe_place() == f"{__file__}:{here()} in test_own_line"
 
 
 def test_the_line_that_called_torch_or_python() -> None:
@@ -44,20 +44,20 @@ def test_another_thread_and_one_of_the_librarys_own() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     begun.wait()
-    assert place_of(thread.ident).endswith(" in wait")
+    assert describe_place(thread.ident).endswith(" in wait")
     end.set()
     thread.join()
-    gone = place_of(thread.ident)  # it works for the main thread
+    gone = describe_place(thread.ident)  # it works for the main thread
     assert gone == f"{__file__}:{here() - 1} in test_another_thread_and_one_of_the_librarys_own"
 
 
 def test_what_the_library_does_is_said_by_who_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_describe", lambda frames: f"{len(frames) > 1}")
-    assert place_of() == f"{__file__}:{here()} in {inspect.stack()[0].function}, True"
+    assert describe_place() == f"{__file__}:{here()} in {inspect.stack()[0].function}, True"
 
 
 def test_a_description_that_fails_does_not_hide_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_describe", lambda frames: 1 // 0)
-    found = place_of()
+    found = describe_place()
     assert found.startswith(f"{__file__}:{here() - 1} in test_a_description")
     assert found.endswith("in an op that could not be read: ZeroDivisionError")

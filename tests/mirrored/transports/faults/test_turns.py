@@ -64,7 +64,7 @@ def by_signal(call: Callable[[], None], done: Path) -> Iterator[None]:
 def _send_to_one_that_waits() -> None:
     watch = world().watch
     assert watch is not None
-    while watch._own_line().endswith("waits for no rank"):
+    while watch._own_status_line().endswith("waits for no rank"):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGUSR2)
 
@@ -246,12 +246,12 @@ def test_a_thread_that_says_so_communicates() -> None:
 
 
 def begun_in_a_thread(rank: int, n: int) -> list[float]:
-    from mirrored.transports.faults.turns import begin, turns
+    from mirrored.transports.faults.turns import claim_main_thread, turns
 
     x, sums = made(rank, n), list[float]()
 
     def first() -> None:
-        begin()
+        claim_main_thread()
         sums.append(x.sum().item())
         done.set()
         end.wait()

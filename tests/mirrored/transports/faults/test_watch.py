@@ -36,7 +36,7 @@ def watches() -> Iterator[list[Watch]]:
     store = dist.HashStore()
     made = [watch_of(rank_of(rank, 3, store)) for rank in range(3)]
     deadline = time.monotonic() + 10
-    while any(w._directory._missing() for w in made) and time.monotonic() < deadline:
+    while any(w._directory._missing_ranks() for w in made) and time.monotonic() < deadline:
         time.sleep(0.01)
     yield made
     for watch in made:
@@ -78,20 +78,20 @@ def test_a_wait_that_fails_is_told_with_its_call(watches: list[Watch]) -> None:
         raise RuntimeError("[/gloo/pair.cc:553] Connection closed by peer. Look elsewhere.")
 
     with pytest.raises(RuntimeError) as raised:
-        watches[2].carry_out(CALL, fail)
+        watches[2].run_watched(CALL, fail)
     assert "rank 2 has waited 0.0 s in all_gather of float32[2, 3] over ranks (0, 1, 2)" in str(
         raised.value
     )
     assert "(Connection closed by peer), so every rank stops" in str(raised.value)
     with pytest.raises(RuntimeError, match="rank 2 has waited"):
-        watches[0].carry_out(CALL, lambda: pytest.fail("it is not begun"))
-    assert not watches[2]._messages and not watches[0]._messages
+        watches[0].run_watched(CALL, lambda: pytest.fail("it is not begun"))
+    assert not watches[2]._message_waits and not watches[0]._message_waits
 
 
 def test_other_errors_and_results_pass(watches: list[Watch]) -> None:
-    assert watches[0].carry_out(CALL, lambda: 7) == 7
+    assert watches[0].run_watched(CALL, lambda: 7) == 7
     with pytest.raises(ValueError, match="mine"):
-        watches[0].carry_out(CALL, lambda: (_ for _ in ()).throw(ValueError("mine")))
+        watches[0].run_watched(CALL, lambda: (_ for _ in ()).throw(ValueError("mine")))
     assert watches[0].alarm.words is None and watches[1].alarm.words is None
 
 
@@ -100,7 +100,7 @@ def test_an_interrupt_is_raised_and_the_others_are_told(watches: list[Watch]) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watches[0].carry_out(CALL, interrupted)
+        watches[0].run_watched(CALL, interrupted)
     assert "(it was interrupted), so every rank stops" in watches[1].alarm.words
 
 
@@ -111,7 +111,7 @@ def test_who_waits_says_for_how_long_and_in_what(watches: list[Watch]) -> None:
         begun.set()
         end.wait()
 
-    waiting = threading.Thread(target=watches[1].carry_out, args=(CALL, wait))
+    waiting = threading.Thread(target=watches[1].run_watched, args=(CALL, wait))
     waiting.start()
     begun.wait()
     words = watches[0].give_up("rank 0 gave up")
@@ -141,7 +141,7 @@ def work():
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
 me = Rank(1, 2, LimitedStore(store, 10.0), "127.0.0.1")
 watch = Watch(me, _C.Alarm(), lambda rank, file: None)
-while not store.check(["go"]) or watch._directory._missing():
+while not store.check(["go"]) or watch._directory._missing_ranks():
     time.sleep(0.01)
 work()
 """
@@ -175,7 +175,7 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
     store.set("go", "")
     if "sleep" not in body:
         process.wait(20)
-    while "rank 1: /" in (words := watch._composed("", "", *_asked(watch))):
+    while "rank 1: /" in (words := watch._error_message("", "", *_asked(watch))):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
@@ -186,7 +186,7 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
 def _asked(watch: Watch) -> tuple:
     from mirrored.transports.faults.wire import ask
 
-    others = watch._directory.find(10.0)
+    others = watch._directory.refresh(10.0)
     return others, ask(others, {"asks": "where", "rank": 0}, 2.0)
 
 
@@ -207,9 +207,9 @@ def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
     address, store, threads = directory.Address("127.0.0.1", 1, "", 1, ""), Deaf(), set()
     limited = LimitedStore(store, 0.1)
     found = directory.Directory(Rank(0, 2, limited, None), address)
-    assert found.look() is not None
+    assert found.begin_refresh() is not None
     for _ in range(3):
-        assert found.find(0.1) == {}  # it returns, though the store has not
+        assert found.refresh(0.1) == {}  # it returns, though the store has not
         with pytest.raises(RuntimeError, match="Timed out waiting"):
             limited.ask(lambda store: store.check([]))
         threads |= {each for each in threading.enumerate() if each.name == "mirrored-store"}

@@ -20,7 +20,7 @@ def priced(rank: int, ranks: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("hosts", ["pq", "ppq"])  # which nobody else has let meet
 def test_it_is_counted_once_all_ranks_have_met(hosts: str) -> None:
-    before = table.kept(len(hosts), MESSAGES)
+    before = table.load_stored(len(hosts), MESSAGES)
     assert before is not None  # conftest.py keeps one
     table.save(Table(latency_s=5e-5, bytes_per_s=2e9), len(hosts), MESSAGES)
     try:

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from mirrored.transports.several_hosts.hosts import members, partner
-from mirrored.transports.several_hosts.routes import SumStep, route
+from mirrored.transports.several_hosts.hosts import partner, positions_by_host
+from mirrored.transports.several_hosts.routes import SumStep, plan_sum
 
 
 def layouts(n: int) -> list[tuple[int, ...]]:
@@ -29,7 +29,7 @@ def between(of: tuple[int, ...], target: int, wide: int, stages: tuple[SumStep, 
 def test_sums_are_in_order_and_never_cost_more_than_messages(wide: int, at_once: bool) -> None:
     for of in (of for n in (2, 3, 4, 5) for of in layouts(n)):
         for target in range(len(of)):
-            stages = route(of, target, wide, at_once)
+            stages = plan_sum(of, target, wide, at_once)
             assert [k for stage in stages for k in stage.adds] == list(range(len(of)))
             alone = sum(host != of[target] for host in of)
             assert between(of, target, wide, stages) <= alone
@@ -54,14 +54,14 @@ def test_sums_are_in_order_and_never_cost_more_than_messages(wide: int, at_once:
 def test_the_route_of_a_part(
     of: tuple[int, ...], target: int, wide: int, stages: list[tuple[int, tuple[int, ...]]]
 ) -> None:
-    assert route(of, target, wide, False) == tuple(SumStep(*stage) for stage in stages)
+    assert plan_sum(of, target, wide, False) == tuple(SumStep(*stage) for stage in stages)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_the_ranks_of_a_host_share_what_comes_from_another(n: int) -> None:
     for of in layouts(n):
-        for host, own in enumerate(members(of)):
+        for host, own in enumerate(positions_by_host(of)):
             for other in set(of) - {host}:
                 loads = [partner(of, k, other) for k in own]
-                counts = [loads.count(k) for k in members(of)[other]]
+                counts = [loads.count(k) for k in positions_by_host(of)[other]]
                 assert max(counts) - min(counts) <= 1

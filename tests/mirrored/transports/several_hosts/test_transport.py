@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mirrored import current
 from mirrored.transports.in_process import run_ranks
-from mirrored.transports.several_hosts.sums import PIECE, SMALL
+from mirrored.transports.several_hosts.sums import ONE_ROUND_BYTES, PIECE_BYTES
 from mirrored.transports.torch_dist import messages
 from tests.mirrored.transports.moves import DTYPES, all_moves, bits
 from tests.mirrored.transports.several_hosts.kinds import on_hosts
@@ -56,7 +56,7 @@ def test_every_dtype_moves_or_gives_the_same_error(hosts: str) -> None:
 
 # ---- what goes between hosts --------------------------------------------------------------------
 
-N = 4 * SMALL  # bytes of a tensor whose sum goes from host to host
+N = 4 * ONE_ROUND_BYTES  # bytes of a tensor whose sum goes from host to host
 Move = Callable[[tuple[int, ...], Tensor], object]
 MOVES: dict[str, Move] = {
     "all_gather_into_tensor": lambda r, x: current().all_gather_into_tensor(
@@ -90,14 +90,14 @@ def sent(rank: int, n: int) -> dict[str, list[tuple[int, int]]]:
     for name, move in MOVES.items():
         move(ranks, x)  # the first call makes segments
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(messages.Posted, "__init__", _noting(noted := []))
+            patch.setattr(messages.StartedMessages, "__init__", _noting(noted := []))
             move(ranks, x)
         found[name] = noted
     return found
 
 
 def _noting(noted: list[tuple[int, int]]) -> Any:
-    real = messages.Posted.__init__
+    real = messages.StartedMessages.__init__
 
     def init(self: Any, name: str, x: Tensor, sends: Any, out: Any, ranks: Any) -> None:
         noted.extend((to, y.nbytes) for to, y in sends)
@@ -150,7 +150,7 @@ def test_little_goes_between_hosts_and_nothing_by_messages_inside_one(hosts: str
 def under_way(rank: int, n: int) -> list[Tensor]:
     """Sums of several lengths and dtypes, gathers and scatters, that all fly at once."""
     ranks, t, g = tuple(range(n)), current(), torch.Generator().manual_seed(rank)
-    sizes = [3, SMALL // 4 + 1, PIECE // 2 + 5, PIECE, 7]
+    sizes = [3, ONE_ROUND_BYTES // 4 + 1, PIECE_BYTES // 2 + 5, PIECE_BYTES, 7]
     xs = [torch.randn(size, generator=g) for size in sizes]
     xs += [x.to(dtype) for x in xs[1:3] for dtype in (torch.bfloat16, torch.float64)]
     sums = [t.all_reduce_async(x.clone(), ranks) for x in xs]

@@ -229,7 +229,7 @@ def interrupted(rank: int, lacking: int) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(inner), "gather_objects", gather_objects)
         with pytest.raises(RuntimeError, match="has ended") as raised:
-            segments.make(inner, (0, 1), 1 << 12, inner.timeout_s())
+            segments.make_segment(inner, (0, 1), 1 << 12, inner.timeout_s())
     names = glob.glob(f"/dev/shm/consistent-*-{os.getpid()}-*")
     assert raised.value.__traceback__ is not None  # it keeps the frame of ``make`` until here
     return names
@@ -306,7 +306,7 @@ def fallen_back(rank: int, why: str, where: int) -> tuple[bool, float, list[str]
             case "another host":
                 patch.setattr(segments, "_C", _Elsewhere)
             case "no room":
-                patch.setattr(segments, "_attempt", lambda *_: (None, "no space left"))
+                patch.setattr(segments, "_try_make_group", lambda *_: (None, "no space left"))
     with patch.context(), warnings.catch_warnings(record=True) as met:
         warnings.simplefilter("always")
         t = SharedMemory(TorchDist())
@@ -339,7 +339,7 @@ def no_room_to_grow(rank: int) -> list[Any]:
     t = SharedMemory(TorchDist(), 4096)
     with warnings.catch_warnings(record=True) as met:
         if rank == 1:
-            patch.setattr(segments, "_grown", lambda *_: (None, "no space left"))
+            patch.setattr(segments, "_try_grow", lambda *_: (None, "no space left"))
         with t.peers(x, (0, 1)) as views:
             copies = [view[0].item() for view in views]
         patch.undo()
@@ -375,7 +375,7 @@ def chosen(rank: int, folder: str) -> tuple[list[str], list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
         if rank == 0:
-            table.save(Table(messages_above={"all_reduce": 8}), 3, table.processors())
+            table.save(Table(messages_above={"all_reduce": 8}), 3, table.cpu_device_name())
         inner, ranks, sums = Watched(), (0, 1, 2), []
         t = SharedMemory(inner)
         for n in (2, 3):
@@ -397,7 +397,7 @@ def across_a_border(rank: int, folder: str, move: str) -> str:
     """What messages move on rank 1 is short enough for shared memory on rank 0."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
-        table.save(Table(messages_above=dict.fromkeys(table.MOVES, 64)), 2, table.processors())
+        table.save(Table(messages_above=dict.fromkeys(table.MOVES, 64)), 2, table.cpu_device_name())
         t, ranks, n = SharedMemory(TorchDist()), (0, 1), (2, 200)[rank]
         x = torch.ones(n, 2)
         moves = {
@@ -430,7 +430,7 @@ def tuned(rank: int, folder: str, busy: bool) -> tuple[bool, Table | None]:
         patch.setattr(measure, "others_disturb", lambda *_: busy)
         t = SharedMemory(TorchDist())
         t.all_reduce(torch.ones(1), (1, 0))
-        return table.load(2, table.processors()) is not None, t.tune((1, 0))
+        return table.load(2, table.cpu_device_name()) is not None, t.tune((1, 0))
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:

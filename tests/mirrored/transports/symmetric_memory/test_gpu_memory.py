@@ -11,11 +11,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
 from mirrored.transports import side_stream
-from mirrored.transports.symmetric_memory.gpu_memory import GpuMemory, Renumbered, registered
+from mirrored.transports.symmetric_memory.gpu_memory import (
+    GpuMemory,
+    RenumberedStore,
+    register_group,
+)
 
 
 def test_torch_finds_the_ranks_by_the_name_of_their_memory() -> None:
-    kept = registered("mirrored/a name", 1, 3, dist.HashStore())
+    kept = register_group("mirrored/a name", 1, 3, dist.HashStore())
     found = _resolve_process_group("mirrored/a name")
     assert (found.rank(), found.size()) == (1, 3) and found is kept[0]
 
@@ -27,7 +31,7 @@ def exchange(store: dist.Store, number: int, rank: int) -> None:
 
 def test_ranks_that_have_met_others_before_find_each_other() -> None:
     below = dist.HashStore()
-    stores = [Renumbered(below) for _ in range(2)]
+    stores = [RenumberedStore(below) for _ in range(2)]
     ranks = [dist.PrefixStore("as torch may wrap it", store) for store in stores]
     counters = (0, 7)
     for step in range(3):
@@ -56,7 +60,7 @@ def test_a_step_on_another_stream_waits_for_the_last_step_and_not_for_later_work
 
     program, side = Stream("program"), Stream("side")
     memory: Any = object.__new__(GpuMemory)
-    memory._device, memory._last = torch.device("cuda", 0), None
+    memory._device, memory._last_collective = torch.device("cuda", 0), None
     for stream, kernels in ((program, 2), (program, 3), (side, 1), (side, 1), (program, 1)):
         cuda = SimpleNamespace(current_stream=lambda device, stream=stream: stream)
         monkeypatch.setattr(side_stream, "cuda", cuda)

@@ -38,7 +38,7 @@ def test_three_ranks_read_what_each_call_means(move: str) -> None:
 class OneSlot(DeviceMoves):
     """Writes its slot again in the next step."""
 
-    def _next(self) -> list[Any]:
+    def _next_slots(self) -> list[Any]:
         return self._slots[0]
 
 
@@ -92,7 +92,7 @@ def test_what_is_taken_away_is_missed(fault: str, ranks: int) -> None:
 def test_a_slot_that_is_used_again_too_early_is_seen(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeviceMoves, "_next", OneSlot._next)
+    monkeypatch.setattr(DeviceMoves, "_next_slots", OneSlot._next_slots)
     with pytest.raises(Fault, match="reads slot"):
         Search(programs(["peers"] * 2, ranks)).run()
 

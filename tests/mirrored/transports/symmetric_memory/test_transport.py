@@ -268,7 +268,7 @@ def test_memory_that_does_not_work_is_not_used() -> None:
 def by_the_table(rank: int, folder: str) -> tuple[float, bool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
-        table.save(Table(), 2, table.processors())
+        table.save(Table(), 2, table.cpu_device_name())
         table.save(Table(messages_above={"all_reduce": 8}), 2, "cpu")
         transport = SymmetricMemory(Refusing(TorchDist()), "cpu", 1 << 20, HostMemory)
         total = transport.all_reduce(torch.ones(2), (0, 1)).sum().item()
@@ -287,7 +287,7 @@ def measured(rank: int, folder: str) -> tuple[bool, Table | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         patch.setattr(measure, "others_disturb", lambda *_: False)
-        table.save(Table(), 2, table.processors())
+        table.save(Table(), 2, table.cpu_device_name())
         transport = SymmetricMemory(SharedMemory(TorchDist()), "cpu", 1 << 22, HostMemory)
         transport.all_reduce(torch.ones(1), (0, 1))
         return table.load(2, "cpu") is not None, transport.tune((0, 1))

@@ -96,7 +96,7 @@ def told_apart(rank: int) -> set[tuple[str, str]]:
 class Recorder:
     """Stands for the world and its sockets of one of two ranks: nothing is sent but noted."""
 
-    size, nccl, watch, is_childs = 2, False, None, False
+    size, uses_nccl, watch, is_child = 2, False, None, False
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -105,7 +105,7 @@ class Recorder:
 
     def check_reachable(self, ranks: object) -> None: ...
 
-    def carry_out(self, name: str, x: object, ranks: object, messages: Callable[[], Any]) -> Any:
+    def run_watched(self, name: str, x: object, ranks: object, messages: Callable[[], Any]) -> Any:
         return messages()
 
     def sockets_to(self, ranks: object) -> Recorder:

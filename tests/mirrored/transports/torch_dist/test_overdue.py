@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import ErrorType
 
-from mirrored.transports.torch_dist.overdue import Overdue
+from mirrored.transports.torch_dist.overdue import OverdueWatcher
 
 LIMIT_S = 0.4
 
@@ -78,9 +78,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def started(*groups: Group) -> tuple[Overdue, Any]:
+def started(*groups: Group) -> tuple[OverdueWatcher, Any]:
     watch: Any = Watch()
-    return Overdue(3, watch, lambda: list(groups), LIMIT_S), watch
+    return OverdueWatcher(3, watch, lambda: list(groups), LIMIT_S), watch
 
 
 def test_a_message_that_does_not_arrive_is_given_up_and_all_groups_end_at_once(monkeypatch):
@@ -90,7 +90,7 @@ def test_a_message_that_does_not_arrive_is_given_up_and_all_groups_end_at_once(m
     assert all(group.timeout.total_seconds() > LIMIT_S for group in groups)
     monkeypatch.setattr(Event, "passed", False)
     began = time.monotonic()
-    overdue.passed()
+    overdue.record_message()
     assert watch.gave_up.wait(10.0)
     assert time.monotonic() - began >= LIMIT_S
     assert watch.alarm.words.startswith("rank 3 has waited 0.")
@@ -102,10 +102,10 @@ def test_a_message_that_does_not_arrive_is_given_up_and_all_groups_end_at_once(m
 def test_a_message_counts_from_when_the_gpu_was_given_it(monkeypatch):
     overdue, watch = started(Group())
     for _ in range(6):  # longer than the limit in all, but each has passed soon
-        overdue.passed()
+        overdue.record_message()
         assert not watch.gave_up.wait(LIMIT_S / 4)
     monkeypatch.setattr(Event, "passed", False)
-    overdue.passed()
+    overdue.record_message()
     assert not watch.gave_up.wait(LIMIT_S / 2)
     assert watch.gave_up.wait(10.0)
 
@@ -114,7 +114,7 @@ def test_messages_of_a_graph_that_is_captured_are_not_asked_for(monkeypatch):
     overdue, watch = started(Group())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(Event, "passed", False)
-    overdue.passed()
+    overdue.record_message()
     assert not watch.gave_up.wait(1.5 * LIMIT_S)
     overdue.close()
 
@@ -122,12 +122,12 @@ def test_messages_of_a_graph_that_is_captured_are_not_asked_for(monkeypatch):
 def test_the_newest_message_of_each_thread_is_looked_at(monkeypatch):
     overdue, watch = started(Group())
     monkeypatch.setattr(Event, "passed", False)
-    thread = threading.Thread(target=overdue.passed)  # as one that sends beside compute
+    thread = threading.Thread(target=overdue.record_message)  # as one that sends beside compute
     thread.start()
     thread.join()
     monkeypatch.setattr(Event, "passed", True)
     while not watch.gave_up.is_set():
-        overdue.passed()
+        overdue.record_message()
         time.sleep(0.01)
 
 

@@ -68,7 +68,7 @@ def _memory(rank: int) -> int:
     for _ in range(3):
         current().gather_notes(b"", (0, 1))
         current().all_reduce(torch.ones(2), (0, 1))
-    return len([ranks for ranks in short._free if ranks == (0, 1)])
+    return len([ranks for ranks in short._free_buffers if ranks == (0, 1)])
 
 
 def test_memory_is_used_again() -> None:

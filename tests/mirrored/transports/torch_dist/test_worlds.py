@@ -66,9 +66,9 @@ def one_world(rank: int, size: int) -> float:
     watch = world().watch
     assert watch is not None
     deadline = time.monotonic() + 20
-    while len(others := watch._directory.find(10.0)) < size - 1 and time.monotonic() < deadline:
+    while len(others := watch._directory.refresh(10.0)) < size - 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    said = watch._composed("", "", *_asked(others))
+    said = watch._error_message("", "", *_asked(others))
     assert not re.search("has left|has ended|does not answer", said), said
     mirrored.current().gather_objects(0, tuple(range(size)))  # nobody leaves before all have asked
     return total

@@ -13,7 +13,7 @@ from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.in_process import run_ranks
 from mirrored.transports.tuning import table
-from mirrored.transports.tuning.link import agreed_link, kept_link
+from mirrored.transports.tuning.link import agreed_link, stored_link
 from mirrored.transports.tuning.table import Table
 from tests.ranks import pool
 
@@ -36,11 +36,11 @@ def measured(latency_s: float, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_first_rank_says_it_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     measured(7e-6, tmp_path, monkeypatch)
-    first = agreed_link(world, "cpu", lambda: kept_link(2, "one", True))
+    first = agreed_link(world, "cpu", lambda: stored_link(2, "one", True))
     measured(9e-6, tmp_path, monkeypatch)
     assert (
         first
-        == agreed_link(world, "cpu", lambda: kept_link(2, "one", True))
+        == agreed_link(world, "cpu", lambda: stored_link(2, "one", True))
         == Link(7e-6, Table().bytes_per_s)
     )
 
@@ -50,7 +50,7 @@ def test_messages_of_other_hosts_were_not_measured(
     size: int, shared: bool, local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    assert agreed_link(World(), "cpu", lambda: kept_link(size, "one", shared)) is None
+    assert agreed_link(World(), "cpu", lambda: stored_link(size, "one", shared)) is None
 
 
 def priced(rank: int) -> tuple:
@@ -68,7 +68,7 @@ def test_copies_are_priced_by_what_was_measured(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     table.save(replace(Table(), copy_bytes_per_s=5e9), 2, "one")
-    link = agreed_link(World(), "cpu", lambda: kept_link(2, "one", True))
+    link = agreed_link(World(), "cpu", lambda: stored_link(2, "one", True))
     assert link is not None
     found = speeds_of("cpu", link)
     assert (found.memory, found.overhead) == (5e9, BUILT_IN["cpu"].overhead)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
-from consistent.rules import find
+from consistent.rules import find_row
 
 
 @pytest.mark.parametrize("place", [torch, torch.Tensor, torch._C._nn])
@@ -24,5 +24,5 @@ def test_functions_that_are_equal_as_keys_have_one_row(place: Any) -> None:
         if callable(func) and hasattr(func, "__name__") and func.__class__ is not type:
             equals[func].append(func)
     for same in equals.values():
-        rows = {row.names if row else None for row in (find(resolve(f).name) for f in same)}
+        rows = {row.names if row else None for row in (find_row(resolve(f).name) for f in same)}
         assert len(rows) == 1, [f.__name__ for f in same]

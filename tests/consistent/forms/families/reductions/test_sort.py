@@ -10,7 +10,7 @@ import torch
 import consistent
 from consistent import Placement
 from consistent.forms.families.reductions import sort, sort_cuts
-from consistent.forms.families.reductions.sort_keys import keys
+from consistent.forms.families.reductions.sort_keys import sort_keys
 from consistent.spec import S
 from tests.consistent.forms.form_runs import run_form
 from tests.consistent.rules.examples.numbers import real, whole
@@ -21,9 +21,9 @@ def test_keys_compare_as_torch_sorts() -> None:
     x = torch.tensor([3, torch.nan, -0.0, 0, torch.inf, -torch.inf, -2, 1e-40], dtype=torch.float32)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         order = x.to(dtype).sort(stable=True).indices
-        assert torch.equal(keys(x.to(dtype)).sort(stable=True).indices, order)
+        assert torch.equal(sort_keys(x.to(dtype)).sort(stable=True).indices, order)
         order = x.to(dtype).sort(stable=True, descending=True).indices
-        assert torch.equal(keys(x.to(dtype), True).sort(stable=True).indices, order)
+        assert torch.equal(sort_keys(x.to(dtype), True).sort(stable=True).indices, order)
 
 
 def test_sorting_sends_an_all_to_all_of_values_and_places_and_a_few_samples() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consistent.rules import ROWS
-from consistent.rules.families.elementwise.monotone import SWAPPED
+from consistent.rules.families.elementwise.monotone import OPPOSITE_EXTREME
 from consistent.spec import EXTREMES, P, Sbp
 from tests.brute_force import Expected, prove
 
@@ -53,15 +53,15 @@ def _short(name: str) -> str:
 
 @pytest.mark.parametrize("function", [torch.erfc, torch.neg, torch.special.erfc])
 def test_what_falls_swaps_them(function: Callable[..., Any]) -> None:
-    assert _passed(function, EDGES) == SWAPPED
+    assert _passed(function, EDGES) == OPPOSITE_EXTREME
 
 
 @pytest.mark.parametrize("c", NUMBERS)
 def test_numbers_shift_and_scale(c: float) -> None:
     assert _passed(torch.add, EDGES, c) == _passed(torch.sub, EDGES, c) == KEPT
-    assert _passed(torch.rsub, EDGES, c) == SWAPPED
+    assert _passed(torch.rsub, EDGES, c) == OPPOSITE_EXTREME
     for function in (torch.mul, torch.div):
-        assert _passed(function, EDGES, c) == (KEPT if c > 0 else SWAPPED)
+        assert _passed(function, EDGES, c) == (KEPT if c > 0 else OPPOSITE_EXTREME)
 
 
 @pytest.mark.parametrize("c", [0.0, 0, INF, -INF, NAN, 5e-324])
@@ -85,7 +85,7 @@ def test_casts_keep_the_order_unless_bits_are_dropped() -> None:
 
 def test_truth_values_are_ordered() -> None:
     x, y = torch.tensor([True, False, True]), torch.tensor([True, True, False])
-    assert _passed(torch.logical_not, x) == _passed(torch.bitwise_not, x) == SWAPPED
+    assert _passed(torch.logical_not, x) == _passed(torch.bitwise_not, x) == OPPOSITE_EXTREME
     assert _passed(torch.bitwise_or, x, y)[P(max)] is P(max)
     assert _passed(torch.logical_and, x, y)[P(min)] is P(min)
     assert _passed(torch.bitwise_or, torch.arange(3), torch.arange(3)) == {}
