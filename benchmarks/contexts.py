@@ -33,14 +33,15 @@ HEADING = "## Sequences in parts"
 LIMIT = 300
 
 _TEXT = (
-    'The table shows a step under the plan `"context"`, in which each rank has a zigzag part of '
-    "each sequence, on {ranks} ranks. `benchmarks/contexts.py` writes it. A number is the bytes "
-    "that the busiest of {first} ranks sends in the step, if the step was right on all numbers "
-    "of ranks. The first four columns differ in the batch. *plain* has 12 rows of 6 tokens, and "
-    "*padded* has rows of 11 tokens with a padding mask. *packed* has documents of 5, 1, 7 and "
-    "10 tokens in one row, as DataCollatorWithFlattening gives them. *windowed* has rows of 11 "
-    "tokens with an attention window of 4. The last two columns combine the plan with another "
-    "one, on 2 x 2; there the bytes are those of the busiest of 4 ranks."
+    'The table shows a step under the plan `"context"`, in which each rank has two chunks of '
+    "each sequence, an early and a late one (zigzag), on {ranks} ranks. `benchmarks/contexts.py` "
+    "writes it. A number is the bytes that the busiest of {first} ranks sends in the step, if "
+    "the step was correct for every number of ranks. The first four columns differ in the batch. "
+    "*plain* has 12 rows of 6 tokens, and *padded* has rows of 11 tokens with a padding mask. "
+    "*packed* has documents of 5, 1, 7 and 10 tokens in one row, as DataCollatorWithFlattening "
+    "gives them. *windowed* has rows of 11 tokens with an attention window of 4. The last two "
+    "columns combine the plan with another one, on 2 x 2; there the bytes are those of the "
+    "busiest of 4 ranks."
 )
 
 
@@ -101,7 +102,7 @@ def section(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
     right = [sum(not c.errors for (_, w), c in cells.items() if w == way) for way in ways]
     asked = [sum(w == way for _, w in cells) for way in ways]
     counts = [f"{a} of {b}" for a, b in zip(right, asked, strict=True)]
-    return "\n".join([*lines, row_of(["right", *counts])]) + "\n"
+    return "\n".join([*lines, row_of(["correct", *counts])]) + "\n"
 
 
 def write(out: Path, text: str) -> None:

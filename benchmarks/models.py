@@ -183,29 +183,30 @@ def _kind(error: Exception) -> str:
 
 
 _HEAD = (
-    "The tables show which models have right numbers under which plans, and how many bytes a "
+    "The tables show which models have correct results under which plans, and how many bytes a "
     "rank sends. `benchmarks/models.py` writes them. It builds tiny random models, with their "
-    "code unchanged, and runs one training step of each on {shown} ranks (DTensor's own ways "
-    "only on {first}).",
+    "code unchanged, and runs one training step of each on {shown} ranks. DTensor's own "
+    "tensor-parallel plans and FSDP2 run only on {first} ranks.",
     "A number is the bytes that the busiest of {first} ranks sends in the step. It is shown if "
-    "the step was right on all numbers of ranks, that is, if the loss, every gradient, and the "
-    "loss after the step agree with one process. `-` means that the model has no such plan. The "
-    "column *ran whole* lists ops whose inputs were gathered on every rank, under any plan.",
+    "the step was correct for every number of ranks, that is, if the loss, every gradient, and the "
+    "loss after the step agree with one process. `-` means that the model has no such plan. `hf` "
+    "and *tp_plan* are the plan of the model's authors. The column *ran whole* lists ops that ran "
+    "on gathered (replicated) inputs under any plan.",
     "At these sizes weights are as large as activations, so the plans send similar amounts; "
     "with larger models the amounts grow differently. FSDP2 keeps the parameters of its root "
     "module (embeddings, heads) from forward to backward. In these runs `zero3` gathers them "
     "again, as it does in large models (`keep_bytes=0`).",
     "Some models store several weights in one layer, one after the other: q, k and v, or a gate "
     "and what it multiplies (GPT2, Phi3, Mpt, ModernBert). Under `tensor` each rank then has a "
-    "piece of each of these parts (`S(0, of=...)`), and separating the parts sends nothing. "
+    "shard of each of these weights (`S(0, of=...)`), and separating them sends nothing. "
     "CodeGen stores q, k and v in this way in each of four groups of heads. There a rank "
     "exchanges elements that belong to other heads. The plan of Phi3's authors (`hf`) splits "
-    "these layers as wholes.",
+    "each such layer as one weight.",
     "{others} other architectures of transformers are tested too: all that work with one set of "
     "small sizes (`tests/models/others.py`). On 2 and 3 ranks, under `data`, `zero3`, `tensor` "
     "and `tensor+sequence`, a step of each equals that of one process. Run "
     "`CONSISTENT_TEST_ALL=1 pytest tests/models/test_others.py`.",
-    'With `attn_implementation="flex_attention"` all models that support it are right too, '
+    'With `attn_implementation="flex_attention"` all models that support it are correct too, '
     "except for T5 and GptOss, with which plain transformers raises on a CPU. The test covers "
     "rows of one length, padded rows, packed rows and windows, under `data`, `zero3`, `tensor` "
     "and `context` on 2 ranks, 348 steps in all. Plain torch trains none of these models on a "
@@ -232,8 +233,8 @@ def table(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
             lines.append(row_of([*row, *(cells[name, way].text(ranks[:1]) for way in RIVALS)]))
         lines.append("")
     counts = [_count(cells, way, ranks) for way in (*PLANS, *RIVALS)]
-    lines += ["## Right", "", row_of(["", *PLANS, *RIVALS]), row_of(["---"] * (len(counts) + 1))]
-    lines.append(row_of(["right, of those with a plan", *counts]))
+    lines += ["## Correct", "", row_of(["", *PLANS, *RIVALS]), row_of(["---"] * (len(counts) + 1))]
+    lines.append(row_of(["correct, of the models with that plan", *counts]))
     return "\n".join(lines) + "\n"
 
 

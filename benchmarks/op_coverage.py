@@ -174,8 +174,8 @@ def show(title: str, lines: dict[str, dict[str, Any]]) -> str:
     """The markdown of one run."""
     text = [f"## {title}: {len(lines)} operators", ""]
     text += [
-        "| | cases | right | of uneven splits | raises | wrong | hangs | after hangs not run | "
-        "operators right in all |"
+        "| | cases | correct | correct of uneven splits | raises | wrong | hangs | "
+        "not run after hangs | operators correct in all cases |"
     ]
     text += ["| --- " * 9 + "|"]
     for side in ran(lines):
@@ -214,9 +214,10 @@ HEAD = """# Coverage of PyTorch's operator database
 Written {date} by `python benchmarks/op_coverage.py --table docs/coverage.md` from the runs
 `python benchmarks/op_coverage.py --ranks N [--every K]` (torch {torch}, CPU, gloo). This library
 ("ours") and DTensor run on the same samples. The docstring of that file describes their layouts and
-how results are compared. Samples are float32, or int64 or bool if an operator takes no floats, with
-{samples} samples each. A case that is not right in forward is not run in other modes. Random
-operators give other numbers than torch's by design, so their numbers are not compared.
+how results are compared. Each operator has {samples} samples, of float32, or of int64 or bool if it
+accepts no floats; a case is a sample under one layout. A case that is not correct in forward is not
+run in other modes. Random operators give other numbers than torch's by design, so their numbers are
+not compared.
 """
 
 

@@ -97,7 +97,7 @@ def _worker(rank: int, world: int, folder: str, way: str, lengths: list[int]) ->
 
     compile_fx.compile_fx = counted  # type: ignore[assignment]
     if way == "by numbers":
-        inductor.MOST_CODES = 0
+        inductor.MAX_CODES = 0
     step = _plain() if way.startswith("plain") else _ours()
     for length in lengths:
         given = _given(way, length, rank, world)

@@ -55,20 +55,20 @@ FUNCTIONS = ["_debug_has_internal_overlap", "cudnn_is_acceptable"]
 FUNCTIONS += ["_has_compatible_shallow_copy_type", "result_type"]
 
 KINDS: dict[str, str] = {
-    "reads the value": "**a collective**: every rank of the world asks, and all get the value",
+    "reads the value": "**a collective**: every rank must make the call, and all get the value",
     "from the spec": "the logical tensor, from its spec and the order of the shard's strides",
     "logical": "the logical tensor, as one device would have it",
-    "this rank's": "the shard's own: alike on all ranks, or about this rank's memory and objects",
+    "this rank's": "that of the shard: the same on all ranks, or about this rank's memory and objects",
     "autograd": "the node, hooks and gradient of this rank, whose graph is the logical one",
     "a view": "a view that moves no data",
-    "text": "the value where this rank has all of it, else its shard, marked so; nothing is sent",
-    "a copy": "a global tensor that lies alike; a pickle holds this rank's shard",
+    "text": "the value if this rank has all of it, else its shard, marked as a shard; nothing is sent",
+    "a copy": "a global tensor of the same layout; a pickle holds this rank's shard",
     "Python's": "about the Python object, as for any tensor",
-    "composition": "torch's own body runs on global tensors: each op in it is planned as an op",
-    "taken over": "another tensor in place of this one, where the logical tensor says which",
+    "composition": "torch's own Python code runs on global tensors, and each op in it is planned separately",
+    "taken over": "this library's own method computes it for the logical tensor, or raises if it cannot",
     "hidden": "`AttributeError`, so that `hasattr` says no",
-    "a part": "of a sparse or quantized tensor: runs whole; of a dense one raises, and nothing is sent",
-    "raises": "raises and says what to call: the shard would be taken for the whole",
+    "a part": "of a sparse or quantized tensor: runs on gathered inputs; of a dense one raises, and nothing is sent",
+    "raises": "raises and says what to call instead, since the answer would be the shard's, not the tensor's",
     "op": "an op with a row (`ops.md`)",
     "whole": "an op without a row: runs whole, as in `ops.md`",
 }
@@ -132,7 +132,7 @@ _HEAD = """# Asking a tensor
 
 What each attribute of `torch.Tensor` (torch {version}) answers on a global tensor. Written by `python docs/make_inspection.py`.
 
-**Only ops, `to_global` and reading a value communicate.** Whatever else is asked of a tensor is answered from its spec and this rank's shard, or raises, so a rank may look at its tensors alone.
+**Only ops, `to_global` and reading a value communicate.** Every other query is answered from the tensor's spec (shape, dtype, placement, SBP) and this rank's shard, or raises. So a single rank may make it.
 
 ```
 print(x)          tensor([1., 2.], placement=..., sbp=B)                                this rank has all of it
@@ -143,11 +143,11 @@ f"{{loss:.3f}}"     2.302                       this rank has it
                   (no value on rank 2)
 ```
 
-One exception: of a view that boxing had to move ([decisions](design/decisions.md)), `x.data` and `x.to_local()` take the view again where its base was written since, and communicate then as an op does.
+There is one exception. If `x` is a view for which boxing (redistribution) had to copy data ([decisions](design/decisions.md)), and its base was modified since, `x.data` and `x.to_local()` compute the view again, and communicate as an op does.
 
-`x.stride()` and `x.is_contiguous()` are those of a dense tensor of the logical shape, whose dims lie in the order in which the shard's do. So `x.t()` is not contiguous, as on one device; a view of a split tensor may be a copy, and then counts as contiguous where one device has gaps: `x[:, 1:]` under `S(1)`. For the same reason `x.view(sizes)` gives what `x.reshape(sizes)` gives, where strides of one device would forbid it and those of the shards do not. A program that asks whether to call `contiguous()` is answered rightly, for the shard; one that computes addresses from strides is to ask `x.to_local()`.
+`x.stride()` and `x.is_contiguous()` are those of a dense tensor of the logical shape, with its dims in the shard's memory order. So `x.t()` is not contiguous, as on one device. A view of a split tensor may be a copy, and then is contiguous although on one device it has gaps, such as `x[:, 1:]` under `S(1)`. For the same reason `x.view(sizes)` returns what `x.reshape(sizes)` returns if the strides of the shards allow it, even if those on one device do not. A program may decide by `is_contiguous()` whether to call `contiguous()`, since the answer is correct for the shard. To compute addresses, use the strides of `x.to_local()`.
 
-{counts} attributes are ops: {rows} with a row, {whole} that run whole. The others:
+{counts} attributes are ops: {rows} with a rule ([ops.md](ops.md)), and {whole} without, which run on gathered (replicated) inputs. The others:
 
 | answer | what it is | names |
 | --- | --- | --- |
@@ -155,7 +155,7 @@ One exception: of a view that boxing had to move ([decisions](design/decisions.m
 
 ## What raises
 
-A method that torch adds and nobody has looked at raises too, where it computes no tensor.
+A method that a newer torch adds, and that computes no tensor, raises too until this library has an answer for it.
 
 | call | why | instead |
 | --- | --- | --- |

@@ -182,7 +182,7 @@ def _add_unsent(x: Tensor, unsent: Tensor | None) -> Tensor:
 def store_rounding_error(unsent: Tensor, total: Tensor, decoded: Tensor) -> None:
     """Store the rounding error ``total - decoded`` in ``unsent``, to be added to the next message.
 
-    ``total`` was to be sent, and ``said`` is what receivers decode from the message. Errors that
+    ``total`` was to be sent, and ``decoded`` is what receivers decode from the message. Errors that
     are not finite are stored as 0.
     """
     unsent.copy_((total - decoded.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
@@ -235,7 +235,7 @@ CODECS: dict[str, Rounded | Blocks] = {
 def codec_of_dtype(dtype: torch.dtype) -> Rounded | Blocks:
     """Return the codec that encodes numbers as ``dtype``.
 
-    It is the one of ``CODECS`` with that dtype, else a codec that only casts.
+    It is the codec in ``CODECS`` that has this dtype, else one that only casts.
     """
     matches = [codec for codec in CODECS.values() if codec.dtype == dtype]
     return matches[0] if matches else Rounded(str(dtype), dtype)

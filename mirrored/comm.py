@@ -243,7 +243,7 @@ class Transport(OldNames, ABC):
         instead. A small ``x`` travels in the same message as the notes, where that is faster.
 
         Args:
-            x: this rank's addend.
+            x: this rank's tensor.
             ranks: the ranks of the all-reduce, a subset of ``told``.
             told: the ranks that exchange notes.
             op: "sum", "max" or "min".

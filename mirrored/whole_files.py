@@ -1,7 +1,7 @@
 """Atomic file writes: a file is written under another name, synced, and renamed.
 
-A disk may fill up, or a process may be killed, in the middle of a write. A later reader could take
-half a plan or half a page for a whole one, and the file that was there before would be lost.
+A disk may fill up, or a process may be killed, in the middle of a write. Without this, a later
+reader could take half a file for a complete one, and the old file would be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
     Args:
         path: the file.
         data: its whole content.
-        own: whether the file is the user's alone, as in ``replace_atomically``.
+        own: whether only the user may write the file, as in ``replace_atomically``.
 
     Raises:
         OSError: the file cannot be written; its old content is still there.
@@ -43,8 +43,8 @@ def replace_atomically(path: str | Path, *, own: bool = False) -> Iterator[Binar
 
     Args:
         path: the name of the file.
-        own: whether the file is the user's alone. If so, anything in its place, such as a link, is
-            replaced, and only the user may write the file.
+        own: whether only the user may write the file. If so, anything in its place, such as a link,
+            is replaced.
     """
     target = os.fspath(path) if own else os.path.realpath(path)
     if not own and os.path.exists(target) and not os.path.isfile(target):

@@ -265,8 +265,8 @@ FAULTS = (
     ),
     Fault(
         "uneven parts of a batch overlap", "nn/uneven.py",
-        "held_ranges[my_index][0], stop - start)",
-        "held_ranges[my_index][0] * 0, stop - start)",
+        "held[me][0], stop - start)",
+        "held[me][0] * 0, stop - start)",
         "tests/consistent/nn/test_inputs.py tests/consistent/data",
     ),
     Fault(

@@ -22,7 +22,7 @@ from ..dispatch.plans.shards import HookOff, compare_and_adopt, is_global, plain
 from ..dispatch.running import refused_gradients
 from ..dispatch.running.agreed import all_ranks, exchange_errors, ranks_of
 from ..movement import check_mode
-from ..movement.world import is_only_placement_ranks, my_coordinate
+from ..movement.world import excludes_others, my_coordinate
 from ..spec import Coordinate, P, TensorSpec
 from ..spec.tracer import Tracer, callbacks
 from . import buckets, scattering, unsummed
@@ -30,13 +30,13 @@ from . import buckets, scattering, unsummed
 _ON_BACKWARD, _HANDLE_BACKWARD = callbacks("on_backward"), callbacks("handle_backward")
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """State of one thread: the number of its backward passes that have ended."""
 
     passes = 0
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def is_handled() -> bool:
@@ -47,7 +47,7 @@ def is_handled() -> bool:
     return bool(_HANDLE_BACKWARD)
 
 
-def count_passes() -> int:
+def pass_count() -> int:
     """Return the number of backward passes over global tensors that have ended in this thread.
 
     Code that keeps something until the end of a backward pass compares it with an earlier value.
@@ -149,7 +149,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     in different orders, and wait for each other forever.
 
     If the values of one rank make an op raise, all of its ranks raise (``refused_gradients``). Any
-    other error, such as that of a user's hook, may be raised on one rank alone, in the middle of
+    other error, such as that of a user's hook, may be raised on one rank only, in the middle of
     the ranks' communication. After that, the messages of this rank no longer match those of the
     others.
 
@@ -192,7 +192,7 @@ def _agree_on_nan(roots: Sequence[Any]) -> None:
     """
     message = _C.take_nan_found()
     error = RuntimeError(message) if message else None
-    if not is_only_placement_ranks():  # ranks outside follow this pass, so they take part, too
+    if not excludes_others():  # ranks outside follow this pass, so they take part, too
         exchange_errors(error, all_ranks())
         return
     for placement in dict.fromkeys(y._spec.placement for y in roots if is_global(y)):

@@ -337,7 +337,7 @@ def _cached_groups(
 
 
 def _notify_boxings(leaves: list[Any]) -> None:
-    """Tell check mode and tracers (observers of the program) that gradients are about to be boxed.
+    """Notify check mode and tracers (observers of the program) before gradients are boxed.
 
     They are the gradients of ``leaves``, whose sums over ranks are about to start.
     """
@@ -349,7 +349,7 @@ def _notify_boxings(leaves: list[Any]) -> None:
 def _notify_boxing(leaf: Any) -> None:
     spec: TensorSpec = leaf._spec
     if check_mode.enabled:
-        check_mode.compare_boxing(spec.dual, spec.settled, "gradient")
+        check_mode.check_route(spec.dual, spec.settled, "gradient")
     if _ON_BOXING_BEGIN:
         target = spec.settled
         moves = coded_moves(leaf, plan_boxing(spec.dual, target))

@@ -26,7 +26,7 @@ from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, compare_and_adopt, plain, rebox, replace_shard
 from ..movement.boxed import box
 from ..movement.run import run
-from ..movement.several import can_overlap
+from ..movement.several import overlap_flags
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
@@ -41,7 +41,7 @@ def watch_leaf(leaf: Any) -> None:
     """Decide how gradients of ``leaf`` are added to its ``.grad``, and set up its C++ hook.
 
     It is called for each new leaf, and again if the layout of its gradient changes. A leaf for
-    which torch's own addition is right, since nothing is summed over ranks, gets no hook.
+    which torch's own addition is correct, since nothing is summed over ranks, gets no hook.
     """
     spec: TensorSpec = leaf._spec
     axes, held_grad = summed_axes(spec), _C.held_gradient(leaf)
@@ -51,7 +51,7 @@ def watch_leaf(leaf: Any) -> None:
     if settled is not spec.settled or has_meta_piece:
         # Torch cannot add these: the gradient has another layout, or pieces on ``meta``.
         _C.watch(leaf, 0, _TAKE_ALL_BYTES)
-    elif torch_adds:  # torch's own addition is right
+    elif torch_adds:  # torch's own addition is correct
         _C.unwatch(leaf)
     elif not axes or my_coordinate(spec.placement) is None:
         _C.watch(leaf, -1, 0)  # no bucket: this rank takes part in no sum
@@ -183,7 +183,7 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held_grad: Any, target: TensorS
         target = held_grad._spec.with_dtype(addend.dtype)  # the user chose its layout
     if held_grad is None or held_grad._spec is target:
         routes = [(dual, target)]
-        if scattering.can_defer(leaf, addend) and all(can_overlap(routes)):
+        if scattering.can_defer(leaf, addend) and all(overlap_flags(routes)):
             scattering.defer_gradients([leaf], [addend], routes)
             return
     if held_grad is not None and held_grad._spec is dual and not torch.is_grad_enabled():

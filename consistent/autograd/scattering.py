@@ -70,7 +70,7 @@ def can_defer(leaf: Any, grad: Tensor) -> bool:
 
     Not if hooks must see it, if it is sparse or has another dtype, in check mode, or if backward is
     itself differentiated. The answer is the same on all ranks. The caller must also check that the
-    boxing of ``grad`` is one message that overlaps with computation (``can_overlap``).
+    boxing of ``grad`` is one message that overlaps with computation (``overlap_flags``).
     """
     return (
         grad.layout is torch.strided
@@ -169,7 +169,7 @@ class _GradientsInFlight:
     def finish(self) -> None:
         """Wait for the boxed gradients, and add them to the ``.grad`` of their leaves.
 
-        A second call does nothing. Nothing is sent, so one rank alone may call this.
+        A second call does nothing. Nothing is sent, so a single rank may call this.
         """
         if self not in _state.in_flight:
             return

@@ -1,6 +1,6 @@
 """Gradients that are read during backward while addends still wait for their sum over ranks.
 
-The reader gets a P tensor with the right value. Nothing is communicated, since one rank alone may
+The reader gets a P tensor with the correct value. Nothing is communicated, as a single rank may
 read it. The tensor object that was read stays ``.grad``. Before the sums are added it gets back its
 former memory, so that the sums are added where torch would have added them.
 """

@@ -22,7 +22,7 @@ from ..dispatch.plans.shards import HookOff, attach, plain, replace_shard
 from ..movement.coded import Coders
 from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
-from ..movement.several import can_overlap
+from ..movement.several import overlap_flags
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
@@ -73,7 +73,7 @@ def take_over_gradients(
         elif keep and not leaf._backward_hooks:
             _accumulate_partial(leaf, held_grad, grad, spec)
             remaining[i] = None
-    travels = can_overlap([route for *_, route in candidates])
+    travels = overlap_flags([route for *_, route in candidates])
     deferred = [each for each, travels_too in zip(candidates, travels, strict=True) if travels_too]
     if deferred:
         positions, leaves, deferred_grads, routes = zip(*deferred, strict=True)

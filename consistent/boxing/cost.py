@@ -1,6 +1,6 @@
 """Bytes of the moves of a boxing plan.
 
-They are exact: uneven pieces are sent as they are, without padding. ``CostModel.move_seconds`` says
+They are exact: uneven shards are sent as they are, without padding. ``CostModel.move_seconds`` says
 how long a move takes. Local copies are nearly free but not free, so that of two plans that send the
 same bytes, the plan that touches less memory in fewer moves wins.
 """

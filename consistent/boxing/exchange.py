@@ -16,8 +16,7 @@ addends of a P source are sent as they are and summed by the receiver. Ranks tha
 axis may have divided the sum differently, so all addends of one sum come from ranks with the same
 coordinate along the B axes. Along a P axis of the target every piece of an addend goes to one rank,
 if possible to the rank that already holds it, and the other ranks hold zeros there. For P(max) and
-P(min) read "largest" or "smallest" for "sum", and "the value that loses against every number" for
-"zero".
+P(min) read "largest" or "smallest" for "sum", and "the identity of max or min" for "zero".
 """
 
 from __future__ import annotations

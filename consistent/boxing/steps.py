@@ -2,13 +2,13 @@
 
 | from -> to | kind | sends | transpose |
 | --- | --- | --- | --- |
-| S(i) -> B | all_gather | own piece to all | P -> S(i) reduce_scatter |
+| S(i) -> B | all_gather | own shard to all | P -> S(i) reduce_scatter |
 | P -> B | all_reduce | 2 (n-1)/n of the tensor, on n ranks | P -> B all_reduce |
 | B -> S(i) | slice | nothing | S(i) -> P pad |
 | B -> P | keep_first | nothing | B -> P keep_first |
 | B -> P(max), P(min) | keep | nothing | |
-| S(i) -> S(j) | all_to_all | own piece, except the part it keeps | S(j) -> S(i) all_to_all |
-| S(i) -> S(i, cut) | all_to_all | parts of its piece that others will hold | the reverse |
+| S(i) -> S(j) | all_to_all | own shard, except the part it keeps | S(j) -> S(i) all_to_all |
+| S(i) -> S(i, cut) | all_to_all | parts of its shard that others will hold | the reverse |
 | one placement to another | exchange | the parts that other ranks need | exchange of the duals |
 
 Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``, which moves the

@@ -1,4 +1,4 @@
-"""Run a step of a checkpoint so that, if it fails on one rank, every rank raises the same error."""
+"""Helpers that make all ranks raise ``CheckpointError`` if a step fails on one of them."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class CheckpointError(RuntimeError):
 
 
 on_every_rank = partial(every_rank.on_every_rank, kind=CheckpointError)
-from_first = partial(every_rank.from_rank_0, kind=CheckpointError)
+from_rank_0 = partial(every_rank.from_rank_0, kind=CheckpointError)

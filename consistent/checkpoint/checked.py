@@ -20,7 +20,7 @@ DTYPES: dict[str, torch.dtype] = {  # "float32" -> torch.float32; getattr(torch,
 }
 MAX_LEVELS = 300  # of nested lists and objects, so that recursive readers do not overflow
 _TOO_DEEP = f"it is nested deeper than {MAX_LEVELS} levels"
-_MOST_DIMS = 64  # as in torch
+_MAX_DIMS = 64  # as in torch
 _MAX_ELEMENTS = 1 << 60  # elements of a tensor: no size computed from them overflows
 
 
@@ -68,8 +68,8 @@ def check_shape(value: Any, what: str) -> tuple[int, ...]:
     Raises:
         ValueError: ``value`` is not a valid shape.
     """
-    if not isinstance(value, list | tuple) or len(value) > _MOST_DIMS:
-        raise ValueError(f"{what} is not a list of at most {_MOST_DIMS} sizes")
+    if not isinstance(value, list | tuple) or len(value) > _MAX_DIMS:
+        raise ValueError(f"{what} is not a list of at most {_MAX_DIMS} sizes")
     sizes = tuple(check_number(n, f"a size of {what}") for n in value)
     # A size of 0 must not hide an overflow by the others.
     if math.prod(max(n, 1) for n in sizes) > _MAX_ELEMENTS:

@@ -91,8 +91,8 @@ def from_dtensor(x: Any) -> Any:
         x: a DTensor on a mesh of CPUs or of GPUs.
 
     Raises:
-        ValueError: ``x`` is partial in a way that global tensors do not have, or the ranks of its
-            mesh do not ascend along each axis.
+        ValueError: ``x`` is partial with a reduction that global tensors do not have, or the ranks
+            of its mesh do not ascend along each axis.
     """
     from torch.distributed.tensor import DTensor
 

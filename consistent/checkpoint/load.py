@@ -10,7 +10,7 @@ import torch
 
 from mirrored.transports.default import current
 
-from .agreement import CheckpointError, from_first, on_every_rank
+from .agreement import CheckpointError, from_rank_0, on_every_rank
 from .contents.put_back import Loading
 from .contents.random_state import RandomState
 from .contents.stored import Stored
@@ -44,7 +44,7 @@ def load(
         cast: accept a tensor whose dtype in the checkpoint is not the module's, and convert it.
         random: restore the states of the random generators, if the checkpoint has them.
         objects: modules, optimizers and other objects with ``load_state_dict``, by the names under
-            which they were saved. A tensor, or a list or dictionary of tensors, is read into in
+            which they were saved. A tensor, or a list or dictionary of tensors, is overwritten in
             place.
 
     Returns:
@@ -59,11 +59,11 @@ def load(
     wait_for_last()
     what = f"checkpoint.load of {os.fspath(path)!r}"
     # Rank 0 chooses for all, since a new checkpoint may appear between the looks of two ranks.
-    checkpoint_path = from_first(what, lambda: _find_checkpoint(os.fspath(path)))
+    checkpoint_path = from_rank_0(what, lambda: _find_checkpoint(os.fspath(path)))
     loading: list[Loading] = []
     readers: list[Reader] = []
 
-    def prepare() -> int:
+    def open_and_stamp() -> int:
         reader = _open_checkpoint(checkpoint_path)
         all_objects = dict(objects)
         if random and "random" not in all_objects and "random" in reader.index.kinds:
@@ -73,7 +73,7 @@ def load(
         readers.append(reader)
         return stamp_of(reader.index)
 
-    _check_same_checkpoint(what, on_every_rank(what, prepare))
+    _check_same_checkpoint(what, on_every_rank(what, open_and_stamp))
     on_every_rank(what, lambda: _read_tensors(readers[0], loading[0].targets))
     values: dict[str, Any] = {}
     on_every_rank(what, lambda: values.update(loading[0].update_objects()))
@@ -87,7 +87,7 @@ def latest(folder: str | os.PathLike) -> str | None:
     """
     wait_for_last()
     what = f"checkpoint.latest of {os.fspath(folder)!r}"
-    return from_first(what, lambda: folders.latest_in(os.fspath(folder)))
+    return from_rank_0(what, lambda: folders.latest_in(os.fspath(folder)))
 
 
 def _find_checkpoint(path: str) -> str:

@@ -14,7 +14,7 @@ from mirrored.transports.faults.handlers import refuse_in_handler
 
 from ..dispatch.plans.shards import is_global
 from ..spec.nearest import suggestion
-from .agreement import CheckpointError, from_first, on_every_rank
+from .agreement import CheckpointError, from_rank_0, on_every_rank
 from .contents.collect import Contents, collect
 from .contents.random_state import RandomState
 from .saving import folders, owner
@@ -82,9 +82,9 @@ def save(
         objects = {**objects, "random": RandomState()}
     options = (os.fspath(folder), step, keep, wait)
     what = f"checkpoint.save to {options[0]!r}"
-    unfinished: list[UnfinishedCheckpoint] = []
+    created: list[UnfinishedCheckpoint] = []
     try:
-        contents, checkpoint, notes = _collect_and_compare(what, options, objects, unfinished)
+        contents, checkpoint, notes = _collect_and_compare(what, options, objects, created)
         tensors = {name: _to_saved_layout(x) for name, x in contents.tensors.items()}
 
         def job() -> SaveJob:
@@ -96,8 +96,8 @@ def save(
         else:
             _write_later(checkpoint, job)
     except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
-        for checkpoint_to_remove in unfinished:
-            folders.give_up(checkpoint_to_remove)
+        for each in created:
+            folders.give_up(each)
         raise
     return checkpoint.path
 
@@ -163,7 +163,7 @@ def _collect_and_compare(
     what: str,
     options: tuple[Any, ...],
     objects: dict[str, Any],
-    unfinished: list[UnfinishedCheckpoint],
+    created: list[UnfinishedCheckpoint],
 ) -> tuple[Contents, UnfinishedCheckpoint, list[Note]]:
     """Collect what this rank saves, and compare it with the other ranks. A collective.
 
@@ -171,7 +171,7 @@ def _collect_and_compare(
         what: the save, for error messages.
         options: (folder, step, keep, wait) of ``save``.
         objects: the objects to save.
-        unfinished: on rank 0, the new folder is added to this list as soon as it exists, so that
+        created: on rank 0, the new folder is added to this list as soon as it exists, so that
             the caller can remove it if this raises.
 
     Returns:
@@ -180,26 +180,26 @@ def _collect_and_compare(
     """
     collected: list[Contents] = []
 
-    def announce() -> tuple[Note, UnfinishedCheckpoint | None]:
+    def collect_and_create() -> tuple[Note, UnfinishedCheckpoint | None]:
         folder, step, keep, _ = options
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}, and the new one is kept: give 1 or more, or None.")
         collected.append(collect(objects))
         note = _planner.note_of(collected[0], options)
         if current().rank == 0:
-            unfinished.append(folders.create_unfinished(folder, step))
+            created.append(folders.create_unfinished(folder, step))
         else:
             # This process may own the folder from an earlier world, in which it was rank 0.
             owner.release(folders.mark_of(folder))
-        return note, unfinished[0] if unfinished else None
+        return note, created[0] if created else None
 
-    results = on_every_rank(what, announce)
+    results = on_every_rank(what, collect_and_create)
     notes = [note for note, _ in results]
     check_equal_contents(what, notes)
     _planner.exchange_pieces(what, collected[0], notes)
-    new_folder = results[0][1]
-    assert new_folder is not None
-    return collected[0], new_folder, notes
+    checkpoint = results[0][1]
+    assert checkpoint is not None
+    return collected[0], checkpoint, notes
 
 
 def _make_job(
@@ -249,7 +249,7 @@ def _write_now(what: str, job: Callable[[], SaveJob]) -> None:
         return write_part(jobs[0])
 
     parts = on_every_rank(what, write)
-    from_first(what, lambda: complete(jobs[0], parts))
+    from_rank_0(what, lambda: complete(jobs[0], parts))
 
 
 def _write_later(checkpoint: UnfinishedCheckpoint, job: Callable[[], SaveJob]) -> None:

@@ -40,7 +40,7 @@ def on_signal(*signals: int) -> OnSignal:
 
 
 class OnSignal:
-    """Result of ``on_signal``; calling it tells whether any rank has received a signal.
+    """Result of ``on_signal``; calling it returns whether any rank has received a signal.
 
     Its handlers only set a flag of this rank, which the call combines with those of other ranks.
     """

@@ -21,7 +21,7 @@ import torch
 from . import checked
 
 KeyPath = tuple[str, ...]
-_MOST_LEVELS = checked.MAX_LEVELS // 3  # one level of a value is up to three levels of JSON
+_MAX_LEVELS = checked.MAX_LEVELS // 3  # one level of a value is up to three levels of JSON
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "None": None}
 _ARRAY_KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
 
@@ -42,9 +42,9 @@ def encode(value: Any, path: KeyPath, name_of: Callable[[torch.Tensor, KeyPath],
         return encode(each, (*path, *map(str, more)), name_of)
 
     kind = type(value)
-    if len(path) > _MOST_LEVELS:
+    if len(path) > _MAX_LEVELS:
         raise ValueError(
-            f"{'.'.join(path)[:80]}... is nested deeper than {_MOST_LEVELS} levels, which is read "
+            f"{'.'.join(path)[:80]}... is nested deeper than {_MAX_LEVELS} levels, which is read "
             "from no file. Give it in fewer."
         )
     if value is None or kind in (bool, int, str):

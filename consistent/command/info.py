@@ -15,9 +15,9 @@ from mirrored.comm import Transport
 from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current
-from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, should_share_memory
+from mirrored.transports.shared_memory.segments import MAX_RANKS, SWITCH, host, should_share_memory
 from mirrored.transports.symmetric_memory import SymmetricMemory
-from mirrored.transports.symmetric_memory.transport import MOST_RANKS as MOST_GPUS
+from mirrored.transports.symmetric_memory.transport import MAX_RANKS as MAX_GPUS
 from mirrored.transports.torch_dist import TorchDist
 from mirrored.transports.tuning import table
 
@@ -142,8 +142,8 @@ def _gpu_transport_text(
     fault = None if reader is None else reader.why_not.get(world)
     if fault is not None:
         why = f"a GPU failed to read the others' memory: {fault}"
-    elif len(world) > MOST_GPUS:
-        why = f"more than {MOST_GPUS} GPUs do not read each other's memory"
+    elif len(world) > MAX_GPUS:
+        why = f"more than {MAX_GPUS} GPUs do not read each other's memory"
     else:
         why = _message_reason(world, allowed, len(set(hosts)))
     return f"{way}; not symmetric memory, for {why}"
@@ -154,8 +154,8 @@ def _message_reason(world: tuple[int, ...], allowed: bool, hosts: int) -> str:
 
     ``allowed`` is whether all ranks allow shared memory, and ``hosts`` the number of hosts.
     """
-    if len(world) > MOST_RANKS:
-        return f"more than {MOST_RANKS} ranks do not share one segment"
+    if len(world) > MAX_RANKS:
+        return f"more than {MAX_RANKS} ranks do not share one segment"
     if not allowed:
         return f"{SWITCH}=0 is set on some rank"
     if hosts > 1:

@@ -68,7 +68,7 @@ def _check_reduction() -> None:
 def _check_gradient() -> None:
     x = distribute(_rows(), _all_ranks(), S(0))
     w = distribute(torch.ones(3, 2), _all_ranks(), B).requires_grad_()
-    # By products alone: an element-wise op would import torch._dynamo, a second of each rank.
+    # With matmuls only: an element-wise op would import torch._dynamo, which takes a second.
     y = x @ w
     (y.T @ y).sum().backward()
     plain = torch.ones(3, 2, requires_grad=True)

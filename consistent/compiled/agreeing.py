@@ -83,8 +83,8 @@ class AgreedOp:
     def run(self, xs: list[Tensor]) -> Any:
         """Run the op on ``xs`` in place of the recorded tensors, and return its result.
 
-        ``xs`` are not modified, as torch requires of a custom op: an in-place op writes into a
-        clone of its first tensor.
+        ``xs`` are not modified, as torch requires of a custom op: an in-place op modifies a clone
+        of its first tensor.
         """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
         args, kwargs = replace_instances(self.recorded_arguments, _TensorPlaceholder, xs)
@@ -142,7 +142,7 @@ class ErrorExchange:
         return []
 
     def call(self) -> OpaqueCall:
-        """Return the ``OpaqueCall`` that represents this in the program of the outside rank."""
+        """Return the ``OpaqueCall`` that represents this exchange in the outside rank's program."""
         name, ranks = str(self.func), self.ranks
         return OpaqueCall(
             f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True

@@ -33,7 +33,7 @@ from .unsettled import Unsettled
 # What a rank is about to do if it runs none of its programs, whose numbers start at 1.
 _EAGER, _RECORD = -1, 0
 TRIES = 3
-MOST_KEYS = 1024  # keys of arguments that are remembered
+MAX_KEYS = 1024  # keys of arguments that are remembered
 
 
 class CompiledStep:
@@ -63,7 +63,7 @@ class CompiledStep:
         self._last_number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
         # Keys of programs, without sizes.
-        self._recorded_kinds: OrderedDict[Any, None] = OrderedDict()
+        self._recorded_keys: OrderedDict[Any, None] = OrderedDict()
         self._steps_by_object = PerObject(self._bound_step)
 
     @property
@@ -136,12 +136,9 @@ class CompiledStep:
             if entry_key == key and program.fits(tensors):
                 return number
         # A first call must run as written, since optimizers make their state in it. If a program
-        # exists for other sizes of the same kind, that state exists, and the call is recorded at
-        # once.
-        has_state = (
-            key in self._tries or key_without_sizes(key, args, kwargs) in self._recorded_kinds
-        )
-        return _RECORD if has_state else _EAGER
+        # exists for other sizes, that state exists, and the call is recorded at once.
+        is_known = key in self._tries or key_without_sizes(key, args, kwargs) in self._recorded_keys
+        return _RECORD if is_known else _EAGER
 
     def _agree_on_program(self, number: int) -> int:
         """Return what all ranks do in this call, given what this rank would do alone.
@@ -171,8 +168,8 @@ class CompiledStep:
         self._last_number += 1
         self._entries[self._last_number] = key, recorded
         if recorded.why is None:
-            self._recorded_kinds[key_without_sizes(key, args, kwargs)] = None
-            _drop_oldest_keys(self._recorded_kinds)
+            self._recorded_keys[key_without_sizes(key, args, kwargs)] = None
+            _drop_oldest_keys(self._recorded_keys)
         if len(self._entries) > self._max_programs:
             self._trial.pending.pop(self._entries.popitem(last=False)[0], None)
         if isinstance(hooks, ListeningHooks) and recorded.program is not None:
@@ -200,7 +197,7 @@ class CompiledStep:
 
 
 def _drop_oldest_keys(keys: OrderedDict[Any, Any]) -> None:
-    while len(keys) > MOST_KEYS:
+    while len(keys) > MAX_KEYS:
         keys.popitem(last=False)
 
 

@@ -49,7 +49,7 @@ class ListingRow:
         held: bytes of the result on this rank.
         boxing: (SBPs before, SBPs after) as text, if the message changes the layout of a global
             tensor.
-        name: name of the op or message alone.
+        name: only the name of the op or message.
         is_recomputed: whether the row computes an earlier op again (rematerialization), instead of
             holding its result.
     """

@@ -37,8 +37,8 @@ class RecordingTransport(Wrapper):
         on_reduce_start, on_reduce_wait: called with (call, tensor) when an in-place all-reduce
             starts, and when it is waited for.
         give_up: called with the reason if a call cannot be part of a program.
-        carries_errors: called with ranks before a sum; returns whether these ranks exchange errors
-            in the message of the sum (``agreeing.py``).
+        let_sum_carry_errors: called with ranks before a sum; returns whether these ranks exchange
+            errors in the message of the sum (``agreeing.py``).
     """
 
     records = True
@@ -50,10 +50,10 @@ class RecordingTransport(Wrapper):
         on_reduce_start: ReduceCallback,
         on_reduce_wait: ReduceCallback,
         give_up: Callable[[str], None],
-        carries_errors: Callable[[Ranks], bool],
+        let_sum_carry_errors: Callable[[Ranks], bool],
     ) -> None:
         super().__init__(inner)
-        self._carries_errors = carries_errors
+        self._let_sum_carry_errors = let_sum_carry_errors
         self._on_message, self._on_reduce_start, self._on_reduce_wait = (
             on_message,
             on_reduce_start,
@@ -149,9 +149,9 @@ class RecordingTransport(Wrapper):
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        # A program exchanges errors too (agreeing.py): in this message, or, if ``_carries_errors``
-        # is false, in the messages of each ``AgreedOp`` before it.
-        if len(ranks) == 1 or not self._carries_errors(told):
+        # A program exchanges errors too (agreeing.py): in this message, or, if
+        # ``_let_sum_carry_errors`` is false, in the messages of each ``AgreedOp`` before it.
+        if len(ranks) == 1 or not self._let_sum_carry_errors(told):
             return Transport.all_reduce_with_notes(self, x, ranks, told, op)
         with hidden_from_modes():
             notes, total = self.inner.all_reduce_with_notes(x, ranks, told, op)

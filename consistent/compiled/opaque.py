@@ -45,7 +45,7 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class MessageObserver(Protocol):
-    """Protocol of an observer that is told of the messages of a running program.
+    """Protocol of an observer that is notified of the messages of a running program.
 
     ``watching.EventReporter`` is one; it reports them to tracers.
     """
@@ -78,7 +78,8 @@ class OpaqueCall:
         gathered: for a gather, what the result of each tensor depends on besides the tensor: (dim,
             sizes, ranks).
         where: the lines of the step that send it, at most three.
-        computes: whether the message also computes, such as a product that is sent in chunks.
+        computes: whether the message also computes, such as a matmul whose result is sent in
+            chunks.
     """
 
     text: str
@@ -115,7 +116,7 @@ class _ThreadState(threading.local):
         self.started_messages: dict[int, tuple[Future[list[Tensor]], SideStreamMessage | None]] = {}
 
 
-_state = _ThreadState()
+_thread = _ThreadState()
 
 
 @contextmanager
@@ -126,26 +127,28 @@ def use_calls(
 
     A program runs inside it. ``observer``, if given, is notified of each call that sends or waits.
     """
-    previous = _state.calls, _state.observer, _state.pending_reduces, _state.started_messages
-    _state.calls, _state.observer, _state.pending_reduces, _state.started_messages = (
+    previous = _thread.calls, _thread.observer, _thread.pending_reduces, _thread.started_messages
+    _thread.calls, _thread.observer, _thread.pending_reduces, _thread.started_messages = (
         calls, observer, {}, {},
     )  # fmt: skip
     try:
         yield
     finally:
-        for future, _ in _state.started_messages.values():  # left over only if the step failed
-            # Waits, so that no message of this step is under way in the next one.
+        for future, _ in _thread.started_messages.values():  # left over only if the step has failed
+            # exception() waits, so that no message of this step is under way in the next one.
             future.exception()
-        _state.calls, _state.observer, _state.pending_reduces, _state.started_messages = previous
+        _thread.calls, _thread.observer, _thread.pending_reduces, _thread.started_messages = (
+            previous
+        )
 
 
 def _observed_call(number: int) -> AbstractContextManager[None]:
-    return nullcontext() if _state.observer is None else _state.observer.observe_call(number)
+    return nullcontext() if _thread.observer is None else _thread.observer.observe_call(number)
 
 
 def _call_by_number(number: int) -> OpaqueCall:
-    assert _state.calls is not None, "a recorded program runs outside its runner"
-    return _state.calls[number]
+    assert _thread.calls is not None, "a recorded program runs outside its runner"
+    return _thread.calls[number]
 
 
 def result_sizes(number: int) -> tuple[list[int], str]:
@@ -195,7 +198,7 @@ def _join_started_messages() -> None:
     Called before a further message. Ranks that read each other's GPU memory wait for each other in
     each message, so all must run their messages in the order in which they were sent.
     """
-    for future, side_stream in _state.started_messages.values():
+    for future, side_stream in _thread.started_messages.values():
         if side_stream is not None:
             future.exception()
             side_stream.join()
@@ -238,13 +241,14 @@ def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
     """
     transport = current()
     if not isinstance(transport, Ordered):
-        # Ordered makes the messages of the program and of the thread run in the order they came.
+        # ``Ordered`` runs the messages of the program and of the thread in the order of their
+        # calls.
         transport = wrap_current(Ordered)
     assert isinstance(transport, Ordered)
     send, side_stream = _call_by_number(number).run, SideStreamMessage.for_tensors(xs)
     with _observed_call(number):
         run = send if side_stream is None else functools.partial(side_stream.run, send)
-        _state.started_messages[ticket] = transport.submit(run, list(xs)), side_stream
+        _thread.started_messages[ticket] = transport.submit(run, list(xs)), side_stream
 
 
 @start_message.register_fake
@@ -267,7 +271,7 @@ def wait_message(
     """
     recorded_at = _call_by_number(number).where  # noqa: F841 - as above
     with _observed_call(number):
-        future, side_stream = _state.started_messages.pop(ticket)
+        future, side_stream = _thread.started_messages.pop(ticket)
         results = future.result()
         if side_stream is not None:
             # Must precede _with_own_storage, which copies results that share a buffer.
@@ -293,7 +297,7 @@ def start_reduce_(x: Tensor, number: int) -> None:
     recorded_at = call.where  # noqa: F841 - as above
     with _observed_call(number):
         _join_started_messages()
-        _state.pending_reduces.setdefault(number, deque()).append(call.run(x))
+        _thread.pending_reduces.setdefault(number, deque()).append(call.run(x))
 
 
 @start_reduce_.register_fake
@@ -309,7 +313,7 @@ def wait_reduce_(x: Tensor, number: int) -> None:
     """
     recorded_at = _call_by_number(number).where  # noqa: F841 - as above
     with _observed_call(number):
-        copy_unless_same_memory(_state.pending_reduces[number].popleft().wait(), x)
+        copy_unless_same_memory(_thread.pending_reduces[number].popleft().wait(), x)
 
 
 @wait_reduce_.register_fake

@@ -41,9 +41,9 @@ class CompileOptions:
         overlap: start communication as early and wait for it as late as data and memory allow; a
             thread runs it meanwhile. "auto" does so if all ranks have spare cores for the thread.
             Without ``memory``, the results of up to two more messages may be held at a time.
-        fuse: run a sum over ranks and the ops after it, or a matrix product and its boxing, in one
-            call of a native kernel. "auto" does so where it is faster, by tables and costs that are
-            the same on all ranks; True does so wherever possible.
+        fuse: run a sum over ranks and the ops after it, or a matmul and its boxing, in one call of
+            a native kernel. "auto" does so where it is faster, by tables and costs that are the
+            same on all ranks; True does so wherever possible.
         cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
             the program, and replay them from then on.
         what: name of the call in error messages.

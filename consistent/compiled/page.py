@@ -128,23 +128,20 @@ def _source_lines(program: Program, listing_rows: Sequence[ListingRow]) -> str:
     # The step's own function is shown first.
     step_name = program.name.replace(".<locals>", "")
     ordered = sorted(
-        functions(places),
-        key=lambda shown_function: shown_function.name not in (step_name, program.name),
+        functions(places), key=lambda function: function.name not in (step_name, program.name)
     )
     blocks = []
-    for shown_function in ordered:
+    for function in ordered:
         lines = [
             _gap_row()
-            if numbered_line is None
-            else _source_line(
-                *numbered_line, totals.get((shown_function.file, numbered_line[0])), longest
-            )
-            for numbered_line in shown_function.source()
+            if numbered is None
+            else _source_line(*numbered, totals.get((function.file, numbered[0])), longest)
+            for numbered in function.source()
         ]
         blocks.append(
-            f"<tr class=head title='{escape(shown_function.file)}'><td colspan=5>"
-            f"<code>{escape(shown_function.name)}</code> "
-            f"<span>{escape(short_site(f'{shown_function.file}:{shown_function.first}'))}</span>"
+            f"<tr class=head title='{escape(function.file)}'><td colspan=5>"
+            f"<code>{escape(function.name)}</code> "
+            f"<span>{escape(short_site(f'{function.file}:{function.first}'))}</span>"
             "</td></tr>"
             f"{''.join(lines)}"
         )
@@ -201,7 +198,8 @@ def _boxings(listing_rows: Sequence[ListingRow]) -> str:
             sent[row.boxing_text] += row.sent
     if not sent:
         return ""
-    return f"<h2>Bytes by boxing</h2>{bars([(boxing_html(k), n) for k, n in sent.most_common()])}"
+    shares = [(boxing_html(boxing), n) for boxing, n in sent.most_common()]
+    return f"<h2>Bytes by boxing</h2>{bars(shares)}"
 
 
 def _removed_messages(program: Program) -> str:

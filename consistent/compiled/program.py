@@ -36,7 +36,7 @@ _ON_COMPILED = callbacks("on_compiled")
 
 
 def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
-    """Mark in a recorded graph where it is split into segments; never called.
+    """Marker in a recorded graph where it is split into segments; never called.
 
     ``number`` selects the Python call, such as ``optimizer.step()``, that runs there as written.
     """

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from mirrored.transports.faults.place import user_line
 
-from ..graph.reads import is_integral
+from ..rules.notation.holds import is_integral
 from ..spec.nested import tensors_in
 from .errors import CannotRecord
 from .recorded_graph import RecordedGraph

@@ -42,7 +42,7 @@ class RecordedGraph:
         self._kept_alive: list[Any] = []
 
     def add_input(self, read: Read, x: torch.Tensor) -> None:
-        """Register ``x`` as an input of the program; ``read`` tells how each run reads it.
+        """Register ``x`` as an input of the program; ``read`` says how each run reads it.
 
         It becomes a placeholder of the graph only when an op uses it.
         """
@@ -127,7 +127,7 @@ class RecordedGraph:
             self._varying_storages |= node.meta["written"]
 
     def overwrite(self, x: torch.Tensor, value: Node) -> None:
-        """Append ``x.copy_(made)``, for an op on ``x`` in place that is recorded functionally."""
+        """Append ``x.copy_(value)``, for an in-place op on ``x`` that is recorded out of place."""
         self.note_writes(self.add(_aten.copy_.default, (self.node_of(x), value), {}), [x])
 
     def add_item(self, node: Node, i: int, x: torch.Tensor | None = None) -> Node:
@@ -157,7 +157,7 @@ class RecordedGraph:
                     self.add_item(node, i, x)
 
     def watch_writes(self, x: torch.Tensor) -> Callable[[], bool]:
-        """Return a function that tells whether an op has written into ``x`` since this call."""
+        """Return a function that returns whether an op has modified ``x`` since this call."""
         memory, last = storage_of(x), next(iter(reversed(self.graph.nodes)), None)
 
         def is_written() -> bool:
@@ -181,7 +181,7 @@ class RecordedGraph:
             node = self.add(_aten.clone.default, (self.node_of(x),), {})
         else:
             name = f"constant_{len(self.constants)}"
-            # A clone, because the step may write into ``x`` later.
+            # A clone, because the step may modify ``x`` later.
             self.constants[name] = x.detach().clone()
             node = self.graph.get_attr(name)
             node = self.add(_aten.clone.default, (node,), {})

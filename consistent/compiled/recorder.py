@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
                 self._on_reduce_start,
                 self._on_reduce_wait,
                 self.give_up,
-                self._carries_errors,
+                self._let_sum_carry_errors,
             )
             stack.enter_context(replace_current(transport))
             tracer = Tracer(
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
             self.recorded.note_writes(node, [x])
             self._describe_message(node, call)
 
-    # -- ops that may raise on some ranks alone ----------------------------------------------------
+    # -- ops that may raise on some ranks only -----------------------------------------------------
 
     def _on_agreement(self, ranks: Ranks, begins: bool) -> None:
         # Called before and after ``ranks`` exchange whether an op raised. These calls nest if ranks
@@ -253,7 +253,7 @@ class Recorder(TorchDispatchMode):
         if len(self._agreeing_ranks) == 1 and begins or not self._agreeing_ranks:
             self._agreed_nodes = []
 
-    def _carries_errors(self, ranks: Ranks) -> bool:
+    def _let_sum_carry_errors(self, ranks: Ranks) -> bool:
         """Return whether the next all-reduce can also exchange the errors of the ops before it.
 
         Called by the transport wrapper ``RecordingTransport`` before such an all-reduce; ``ranks``

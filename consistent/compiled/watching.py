@@ -107,7 +107,7 @@ class EventReporter:
         The event of the ops before it ends when the block begins; that of the ops after it begins
         at the end of the block.
         """
-        # Equal messages share a number, so the count of those met so far tells which one this is.
+        # Equal messages share a number, so the count of those seen so far shows which one this is.
         index = self._events.indices[number][self._message_counts[number]]
         self._message_counts[number] += 1
         event = self._events.messages[index]

@@ -26,7 +26,7 @@ def uniform_cost_model(
     python: float,
     flops: float,
 ) -> CostModel:
-    """Return the cost model of a machine with equal links, whose products all run at one rate.
+    """Return the cost model of a machine with equal links, whose matmuls all run at one rate.
 
     Args:
         device_type: "cpu" or "cuda".
@@ -36,7 +36,7 @@ def uniform_cost_model(
         memory: bytes per second of a local copy, and of what an op reads and writes.
         python: seconds that a message in forward keeps Python busy, on top of its own time; 0 on
             CUDA, where kernel launches run ahead of the GPU.
-        flops: operations per second in a product of matrices.
+        flops: operations per second in a matmul.
     """
     link = Wire(0.0, bandwidth)
     return CostModel(
@@ -60,8 +60,8 @@ def uniform_cost_model(
 BUILT_IN = {
     # Orders of magnitude, which is all that ranking layouts and moves needs. Between two network
     # namespaces of an idle machine, sockets take 30 us for a small collective and reach 1.5 GB/s in
-    # a large one; a core copies 10 GB/s and computes 50 GFLOP/s in matrix products. The Python time
-    # of a message is that of 33 ops of 4.8 us.
+    # a large one; a core copies 10 GB/s and computes 50 GFLOP/s in matmuls. The Python time of a
+    # message is that of 33 ops of 4.8 us.
     "cpu": uniform_cost_model(
         "cpu",
         latency=30e-6,

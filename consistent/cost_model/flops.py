@@ -1,4 +1,4 @@
-"""Floating-point operations (multiplications + additions) of products, from shapes.
+"""Floating-point operations of matmuls, convolutions and attention ("products"), from shapes.
 
 Two tables say which op is which product: by the names of global ops (``layout_problem/costs.py``)
 and by aten's functions (``auto/machines/flops.py``).
@@ -31,15 +31,16 @@ def einsum(left: Shape, right: Shape, out: Shape) -> int:
 
 
 def outer(out: Shape) -> int:
-    """Return the flops of an outer product, or any op with one product per element of ``out``."""
+    """Return the flops of an outer product, or of any op with one multiplication per element."""
     return 2 * math.prod(out)
 
 
 def grouped_matmul(left: Shape, right: Shape) -> int:
-    """Return the flops of a grouped matrix product.
+    """Return the flops of a grouped matmul.
 
     * [m, k] with [groups, k, n]: each row is multiplied with one of the matrices.
-    * [k, m] with [k, n], both cut into groups along k: all groups cost as much as one product.
+    * [k, m] with [k, n], both cut into groups along k: all groups together cost as much as one
+      matmul without groups.
     """
     return 2 * math.prod(left) * right[-1]
 
@@ -66,8 +67,8 @@ def attention(query: Shape, key: Shape, value: Shape) -> int:
 def attention_backward(query: Shape, key: Shape, value: Shape) -> int:
     """Return the flops of the backward of attention.
 
-    It makes 5 matrix products, and forward makes 2: the weights are computed again, and each
-    product of forward has two in backward.
+    It runs 5 matmuls, and forward runs 2: the weights are computed again, and each matmul of
+    forward has two in backward.
     """
     pairs = math.prod(query[:-1]) * key[-2]
     return 2 * pairs * (3 * query[-1] + 2 * value[-1])

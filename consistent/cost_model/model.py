@@ -34,8 +34,8 @@ TENSOR_OPS = 3
 # took that much longer than the same model without a pipeline.
 STEP_OPS, ACTION_OPS = 150, 40
 
-# The fraction of the peak rate that one product reaches, as (seconds that it would take at the peak
-# rate, fraction). It was measured for float16 products of cuBLAS with m = n = k of 256, 512, 1024,
+# The fraction of the peak rate that one matmul reaches, as (seconds that it would take at the peak
+# rate, fraction). It was measured for float16 matmuls of cuBLAS with m = n = k of 256, 512, 1024,
 # 1536, 2048, 3072 and 4096, as the tutorial "Matrix Multiplication" of Triton's documentation lists
 # them in its table "matmul-performance-fp16" (4.1, 26.2, 110, 177, 224, 210 and 220 TFLOP/s). It
 # does not name the GPU; the rates are those of an A100, whose peak is 312. 5 microseconds that any
@@ -53,8 +53,9 @@ CUBLAS = (
 class CostModel:
     """Identical hosts, each with some devices, and what ops, messages and copies cost on them.
 
-    * A matrix product takes the longer of two times: its flops at (peak x efficiency), and its
-      bytes at the memory rate. ``overlap`` below 1 adds the part (1 - overlap) of the shorter one.
+    * A matmul, convolution or attention takes the longer of two times: its flops at (peak x
+      efficiency), and its bytes at the memory rate. ``overlap`` below 1 adds the part (1 - overlap)
+      of the shorter one.
     * Any other op takes its bytes at the memory rate.
     * Both start ``launch_seconds`` after the device is free.
     * The Python process takes ``host_seconds`` for an op on average, more in forward and less
@@ -69,7 +70,7 @@ class CostModel:
     device_type: str  # "cpu" or "cuda"
     ranks_per_host: int  # consecutive ranks of the world on one host, with one device each
     memory_bytes: float  # memory of a device
-    # dtype -> flop/s of products; a dtype that is not listed has the lowest rate
+    # dtype -> flop/s; a dtype that is not listed has the lowest rate
     peak_flops: Mapping[torch.dtype, float] = field(hash=False)
     memory_bytes_per_s: float  # bytes that a device reads + writes
     memory_fraction: float  # fraction of ``memory_bytes_per_s`` that ops reach
@@ -79,7 +80,7 @@ class CostModel:
     launch_seconds: float  # seconds to start any op or copy on the device
     host_seconds: float  # seconds of Python for an op, in the mean over forward and backward
     efficiency: tuple[tuple[float, float], ...] = CUBLAS
-    # share of the shorter of an op's products and memory accesses that runs during the longer
+    # share of the shorter of an op's flops and memory accesses that runs during the longer
     overlap: float = 1.0
 
     # ---- summary figures: a message inside a host, a local copy -------------------------------
@@ -191,7 +192,7 @@ class CostModel:
         return self.launch_seconds + self.busy_seconds(work)
 
     def busy_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's products and memory accesses, without the launch.
+        """Return the seconds of an op's flops and memory accesses, without the launch.
 
         It is the longer of both, plus the part of the shorter that does not overlap with it.
         """
@@ -206,22 +207,22 @@ class CostModel:
         return self.host_seconds
 
     def product_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's matrix products, at the rate that their size reaches."""
+        """Return the seconds of an op's flops, at the rate that an op of its size reaches."""
         if not work.flops:
             return 0.0
         at_peak = work.flops / self.peak(work.dtype)
         return at_peak / self.reached(at_peak)
 
     def touch_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's reads and writes of memory, without its products."""
+        """Return the seconds of an op's reads and writes of memory, without its flops."""
         return work.nbytes / self.memory
 
     def peak(self, dtype: torch.dtype) -> float:
-        """Return the peak flop/s of matrix products of a dtype; the lowest rate if unlisted."""
+        """Return the peak flop/s of a dtype; the lowest rate if it is not listed."""
         return self.peak_flops.get(dtype) or min(self.peak_flops.values())
 
     def reached(self, seconds_at_peak: float) -> float:
-        """Return the fraction of the peak rate that a product reaches, lower for short products.
+        """Return the fraction of the peak rate that a matmul reaches, lower for short ones.
 
         ``seconds_at_peak`` is what it would take at the peak rate. The fraction is interpolated, on
         a logarithmic scale, between the measured points of ``efficiency``.

@@ -16,9 +16,9 @@ class Work:
         op: the op and its overload, "aten.mm.default".
         kind: "matmul", "attention", "convolution", "pointwise", "reduction", "copy", "view" or
             "other". A view, or memory that is only allocated, costs no time on a device.
-        dtype: dtype of the largest tensor, by which a machine looks up its rate for products.
-        flops: multiplications and additions of products, as ``torch.utils.flop_counter`` counts
-            them; 0 for an op without products.
+        dtype: dtype of the largest tensor, by which a machine looks up its flop/s.
+        flops: multiplications and additions of matmuls, convolutions and attention, as
+            ``torch.utils.flop_counter`` counts them; 0 for any other op.
         nbytes: bytes of memory read + written; bytes that stay in caches are unknown and included.
         key: description of the call without its data (``OpSignature``), from which the call can be
             made again to time it; None if there is no such call.

@@ -38,7 +38,7 @@ class Field(NamedTuple):
         kind: the dtype of a tensor, otherwise a text that names the kind of value.
         sizes: the sizes that must agree between ranks: the shape, without the dim that counts items
             if each rank reads its own items.
-        value: the value itself, if there is one for the whole batch; it must agree as well.
+        value: the value itself, if the whole batch has a single one; it must agree as well.
     """
 
     path: Path

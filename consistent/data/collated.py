@@ -13,7 +13,7 @@ tokens     7                 anything else              OTHER      raises
 ```
 
 The kind of a value is found by a second call of the function, with the items twice over. One call
-does not tell: a list as long as the list of items may have one entry for each item, or be the
+is not enough: a list as long as the list of items may have one entry for each item, or be the
 fields of a batch. The second call is made when new fields appear, which as a rule is in the first
 batch. The results of torch's ``default_collate`` are known, and need no second call. All of this
 may run in a worker process.

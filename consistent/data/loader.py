@@ -60,13 +60,13 @@ def loader(
             a collate function that looks at all items, such as one that pads to the longest.
         pad: the value that fills up tensors whose items are shorter than those of other ranks: a
             number, or one for each key of the batch. Keys that it lacks, and the side, are taken
-            from a tokenizer of transformers in the collate function, if there is one. Without
-            either such a batch raises.
+            from a tokenizer of transformers in the collate function, if there is one. With neither,
+            a batch that needs padding raises.
         seed: seed of the order, if ``data`` is a data set and ``options`` has no generator.
-        check: whether ranks compare each batch that they have read, which takes 8 bytes a batch; by
-            default, unless the kinds of data set and sampler show that they agree. Unless ``check``
-            is ``False``, they also compare the number of items when the loader is made, and in the
-            first batches a hash of the values that several ranks read.
+        check: whether ranks compare each batch that they have read, sending 8 bytes a batch; by
+            default, unless the types of data set and sampler guarantee that they agree. Unless
+            ``check`` is ``False``, they also compare the number of items when the loader is made,
+            and in the first batches a hash of the values that several ranks read.
         options: arguments of ``DataLoader``, if ``data`` is a data set.
 
     Returns:

@@ -112,7 +112,7 @@ def _is_batch_value(value: Any) -> bool:
 
 
 def _extra_attributes(x: Mapping) -> dict[Attribute, Any]:
-    """Return the lists, tuples and tensors that a mapping has as attributes, beside its items.
+    """Return the lists, tuples and tensors that a mapping has as attributes, next to its items.
 
     For example the encodings of transformers' ``BatchEncoding``. A plain dict has none.
     """

@@ -89,7 +89,8 @@ class OwnRandomStream:
 
     Ranks read different items, and so draw different amounts of random numbers. If they drew from
     torch's default generator, the order of the next epoch would differ between ranks. So inside
-    this context, while a batch is read, the default generator has the state of the other stream.
+    this context, while a batch is read, the default generator has the state of that separate
+    stream.
     """
 
     def __init__(self, share: Share | None, epoch: int) -> None:

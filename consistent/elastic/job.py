@@ -80,7 +80,7 @@ class Job:
 
         Args:
             axes: their names, and the number of ranks of each; -1 for one axis, which gets the
-                rest. If names alone are given, the first axis has all ranks.
+                rest. If only names are given, the first axis has all ranks.
             type: the type of the devices.
             copies: the least number of ranks on the axis with -1. The other axes are made smaller
                 where they would leave fewer, as for 3 and 2 ranks above.

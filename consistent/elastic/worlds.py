@@ -74,7 +74,8 @@ def run(
     Args:
         train: builds the job, calls ``job.keep`` before its loop and ``job.commit`` after each
             step.
-        every: number of steps between two copies. The death of a rank costs at most as many steps.
+        every: number of steps between two copies. The death of a rank costs at most that many
+            steps.
         peers: let each rank also keep the parts of the rank before it that no other rank has. They
             are sent when copies are made.
         timeout: seconds for which a rank waits for others before it gives up.

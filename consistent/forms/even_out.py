@@ -16,7 +16,7 @@ from torch import Tensor
 from mirrored.transports.default import current
 
 from ..movement.differentiable import exchange_rows
-from .join_results import rank_and_size
+from .join_results import index_and_count
 from .registry import Shards
 from .whole_numbers import read_ints
 
@@ -64,7 +64,7 @@ def balance_rows(
         [_overlap_size(*rows, *piece) for piece in pieces]
         for rows in zip(firsts, row_counts, strict=True)
     ]
-    return exchange_rows(x, torch.tensor(counts), rank_and_size(shard)[0], shard.ranks)
+    return exchange_rows(x, torch.tensor(counts), index_and_count(shard)[0], shard.ranks)
 
 
 def _overlap_size(a: int, count: int, b: int, size: int) -> int:

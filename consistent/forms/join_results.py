@@ -16,7 +16,7 @@ from ..spec import B, S, Sbp, Split, TensorSpec
 from .registry import Shards
 
 
-def rank_and_size(shard: Shards) -> tuple[int, int]:
+def index_and_count(shard: Shards) -> tuple[int, int]:
     """Return (index of this rank among ``shard.ranks``, number of these ranks).
 
     They are the ranks along the form's axes, in the order in which these axes would split a dim.
@@ -63,7 +63,7 @@ def _stack_and_box(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
         tuple(e if a in shard.axes else B for a in range(shard.placement.ndim))
         for e in (S(0), entry)
     )
-    shape = (rank_and_size(shard)[1], *x.shape)
+    shape = (index_and_count(shard)[1], *x.shape)
     src = TensorSpec.of(shard.placement, row_sbp, shape, x.dtype)
     return differentiable.box(x.unsqueeze(0).contiguous(), src, src.with_sbp(target_sbp))
 

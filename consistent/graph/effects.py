@@ -11,7 +11,7 @@ h.add_(1)                  in stage 1, into its copy: correct there, and        
 ```
 
 Writes are found by torch's version counter, which a tensor shares with its views. Inference tensors
-have none, so writes into them are not found.
+have none, so in-place writes to them are not found.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def versions(given: Any) -> list[int]:
 
 
 def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call writes into its first argument or ``out``, judged by its name.
+    """Return whether a call modifies its first argument or ``out``, judged by its name.
 
     ``add_`` and ``__setitem__`` do, ``add`` does not, unless ``out=`` is among ``kwargs``.
     """
@@ -88,7 +88,7 @@ class WriteChecker:
         self._written_copies: dict[int, tuple[int, str]] = {}
 
     def note_transfer(self, x: torch.Tensor, move: StageTransfer) -> None:
-        """Note that ``x`` is moved to another stage, so that later writes into it raise."""
+        """Note that ``x`` is moved to another stage, so that later in-place writes to it raise."""
         self._sent_tensors.append((x, version(x), move))
 
     def note_copy(self, source: int, stage: int, x: torch.Tensor) -> None:

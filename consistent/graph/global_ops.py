@@ -65,7 +65,8 @@ class Op:
         name: name of the op.
         kind: CHOSEN (its layouts are chosen by rules), WHOLE, MOVE or ON_COPY.
         call: the call, with the specs of its operands and its logical outputs.
-        row: the op's rule in the table; None if it runs whole on every rank, or is a move.
+        row: the op's rule in the table; None if it runs on gathered (replicated) operands, or is a
+            move.
         ins: numbers of the values that it reads.
         outs: numbers of the values that it makes; an in-place op makes its first operand again.
         tracked: for each operand, whether a gradient flows back to it.
@@ -103,7 +104,7 @@ class GlobalOps:
         A tensor whose spec has changed since it was numbered has none either.
         """
         entry = self._numbers.get(id(x))
-        # An id may be reused by a later object: the weak reference tells.
+        # An id may be reused by a later object: the weak reference shows whether it was.
         if entry is None or entry[0]() is not x:
             return None
         return entry[1] if self.values[entry[1]].spec is x._spec else None

@@ -49,7 +49,7 @@ class ArgumentsSnapshot:
     def changed_argument(self) -> Any:
         """Return an argument object that has gained tensors or changed its length, or None.
 
-        It is asked after the call of the module.
+        Called after the call of the module.
         """
         for key, size in self._sizes.items():
             if len(self._objects_before[key]) != size:

@@ -9,9 +9,10 @@ import torch
 
 from ..dispatch.plans.arguments import fill
 from ..dispatch.plans.shards import HookOff, is_global
+from ..rules.notation.holds import is_integral
 from ..spec.nested import tensors_in
 from .effects import version
-from .reads import is_followed, is_integral, result_by_values
+from .reads import is_followed, result_by_values
 
 
 class _KnownValue(NamedTuple):
@@ -65,14 +66,14 @@ class KnownValues:
     def op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
         """Compute the result of an op if the values of all its operands are known.
 
-        The arguments are those of ``Tracer.on_op_end``. If the op may write into a known operand,
-        all values are forgotten, as other known tensors may be views of that operand.
+        The arguments are those of ``Tracer.on_op_end``. If the op may modify a known operand, all
+        values are forgotten, as other known tensors may be views of that operand.
         """
         operands = [x for x in given if is_global(x)]
         known = [value for x in operands if (value := self.get(x)) is not None]
         call = plan.call
         # Code without a rule, such as an autograd Function, has no operands in its call: it may
-        # write into any of them.
+        # modify any of its arguments.
         may_write = call.inplace or plan.writes or len(call.operands) != len(operands)
         if may_write:
             if known or all(is_integral(x._spec.dtype) for x in operands[:1]):

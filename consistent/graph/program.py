@@ -86,7 +86,7 @@ class ProgramLine:
         outs: numbers of the tensors in its result, in order.
         mode: (whether gradients were recorded, autocast) during the call; None if both are as at
             the start of the step.
-        draws: number of random ops before it, and number of random ops in it.
+        draws: (number of random ops before the line, number of random ops in it).
     """
 
     name: str

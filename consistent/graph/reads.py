@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import HookOff, is_global
+from ..rules.notation.holds import is_integral
 from ..spec.nested import map_instances, map_tensors, tensors_in
 
-MAX_FOLLOWED_ELEMENTS = (
-    1 << 20
-)  # the most elements of a tensor whose values are kept while recording
+# The most elements of a tensor whose values are kept while recording.
+MAX_FOLLOWED_ELEMENTS = 1 << 20
 
 # Methods whose result does not depend on a tensor's values.
 _METHODS_WITHOUT_VALUES = frozenset(
@@ -43,14 +43,6 @@ def is_followed(x: torch.Tensor) -> bool:
     simulation use the same rule.
     """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
-
-
-def is_integral(dtype: torch.dtype) -> bool:
-    """Return whether values of this dtype are integers or bools.
-
-    Only such values are kept while a step is recorded, and only such values can decide shapes.
-    """
-    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:

@@ -163,7 +163,7 @@ class _Recorder(TorchFunctionMode):
 
     def _intercept_module(self, stack: ExitStack, module: Any, stage: int) -> None:
         # torch.nn.Module.__call__ prefers this attribute to _call_impl. Setting it on the instance
-        # leaves class and hooks alone, and wraps a module that Module.compile has compiled.
+        # changes neither class nor hooks, and wraps a module that Module.compile has compiled.
         previous = module.__dict__.get("_compiled_call_impl")
         call = previous or module._call_impl
 
@@ -454,7 +454,7 @@ class _Recorder(TorchFunctionMode):
         tensor = stand_in(x)
         stage = self.values.stage_on(x)
         self.program.inputs.append(self.values.add(tensor, stage))
-        if stage is None and is_followed(x):  # a copy, as the step may write into it
+        if stage is None and is_followed(x):  # a copy, as the step may modify it
             self._known_values.put(tensor, x.detach().to("cpu", copy=True), by_inputs=True)
         return tensor
 
@@ -472,7 +472,7 @@ class _Recorder(TorchFunctionMode):
         return self.values.stand_in_for(x, self.line)
 
     def _check_write_target(self, name: str, arguments: tuple, stage: int) -> None:
-        """Raise if a call of ``stage`` writes into a tensor that another stage made.
+        """Raise if a call of ``stage`` modifies a tensor that another stage made.
 
         Later lines of that stage would read its own tensor, which the write has not changed.
         """

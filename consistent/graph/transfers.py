@@ -23,7 +23,7 @@ class Transfers:
     Args:
         program: the program, to whose ``moves`` each new one is appended.
         values: its values.
-        effects: the detector of in-place writes, which is told of each move.
+        effects: the detector of in-place writes, which is notified of each move.
         stages: stage number -> placement.
         layout_of: (stage, logical shape) -> the SBP in which a tensor enters the stage.
         automatic: whether a tensor of an earlier stage is moved to where it is used.

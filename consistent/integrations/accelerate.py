@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mirrored.transports.default import current
 
 from .. import checkpoint
-from ..checkpoint.agreement import from_first
+from ..checkpoint.agreement import from_rank_0
 from ..data import Loader
 from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
@@ -161,7 +161,7 @@ class Accelerator(accelerate.Accelerator):
 
     def wait_for_everyone(self) -> None:
         """Block until all ranks have called this."""
-        from_first("accelerate: wait_for_everyone", lambda: None)
+        from_rank_0("accelerate: wait_for_everyone", lambda: None)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the model's state dict with whole plain tensors, on every rank. A collective."""

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
-from ..checkpoint.agreement import from_first
+from ..checkpoint.agreement import from_rank_0
 from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..elastic import Job
@@ -106,7 +106,7 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     def barrier(self, *args: Any, **options: Any) -> None:
         """Block until all ranks have called this."""
-        from_first("lightning: barrier", lambda: None)
+        from_rank_0("lightning: barrier", lambda: None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return rank ``src``'s ``obj`` on every rank."""
@@ -129,6 +129,6 @@ class GlobalStrategy(SingleDeviceStrategy):
         save = super().save_checkpoint
         # A callback keeps the best logged value, which is global.
         plain_checkpoint = whole(checkpoint)
-        from_first(
+        from_rank_0(
             f"lightning: save {filepath}", lambda: save(plain_checkpoint, filepath, storage_options)
         )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from ..checkpoint.agreement import from_first
+from ..checkpoint.agreement import from_rank_0
 from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..elastic import Job
@@ -176,7 +176,7 @@ class GlobalTensors:
         # A collective, so all ranks run it before rank 0 alone writes.
         whole_state = gather_on_first(model.state_dict() if state_dict is None else state_dict)
         save = super()._save  # type: ignore[misc]
-        from_first("Trainer: save the model", lambda: save(output_dir, state_dict=whole_state))
+        from_rank_0("Trainer: save the model", lambda: save(output_dir, state_dict=whole_state))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
@@ -185,13 +185,13 @@ class GlobalTensors:
         # The Trainer writes what ``self.optimizer.state_dict()`` returns.
         self.optimizer = holder
         try:
-            from_first("Trainer: save the optimizer", lambda: save(output_dir))
+            from_rank_0("Trainer: save the optimizer", lambda: save(output_dir))
         finally:
             self.optimizer = optimizer
 
     def _save_rng_state(self, output_dir: str) -> None:
         save = super()._save_rng_state  # type: ignore[misc]
-        from_first("Trainer: save random states", lambda: save(output_dir))
+        from_rank_0("Trainer: save random states", lambda: save(output_dir))
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
         """Run a prediction step as the Trainer does, and return whole tensors for the metrics."""

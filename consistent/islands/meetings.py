@@ -104,9 +104,8 @@ class Meetings:
         members = self._run_on_first_rank(lambda: self._agree_on_members(name, note, may_hold))
         if isinstance(members, str):
             raise RuntimeError(members)
-        if (
-            members == []
-        ):  # not held; the next one waits only for islands that call ``request_wait``
+        if members == []:  # not held
+            # The next meeting waits only for islands that call ``request_wait``.
             self._last_members = [self._between.number]
         if not members:
             self._close_line()  # the others have opened a connection without this island

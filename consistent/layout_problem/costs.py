@@ -89,9 +89,9 @@ def work_divisor(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
 
 
 def flops_of(call: Call) -> int:
-    """Return the floating-point operations of a matrix product on the unsharded tensors.
+    """Return the floating-point operations of an op on the unsharded tensors.
 
-    Products are matmul, convolution, attention and the like. Other ops give 0: their time is that
+    Only matmul, convolution, attention and the like have any. Other ops give 0: their time is that
     of reading and writing memory.
     """
     formula = _FORMULAS.get(call.name)

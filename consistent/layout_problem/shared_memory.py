@@ -1,4 +1,4 @@
-"""Which values of a step share memory on one device, and when an op writes into that memory.
+"""Which values of a step share memory on one device, and when an op modifies it in place.
 
 ```
 h = linear(x)       0
@@ -16,9 +16,9 @@ from ..graph.global_ops import MOVE, Op
 
 
 class AliasedValues:
-    """Record of which values of a step share memory, and of the writes in place into it.
+    """Record of which values of a step share memory, and of the ops that modify it in place.
 
-    A search asks it which values must not be boxed, since a write would then go to a copy.
+    A search reads from it which values must not be boxed, since a write would then go to a copy.
 
     Args:
         ops: (position in the program, op) for each op, in order.
@@ -42,9 +42,9 @@ class AliasedValues:
             self._last_writes[self._root(v)] = position
 
     def is_written_after(self, v: int, at: int) -> bool:
-        """Return whether an op after position ``at`` writes into the memory of value ``v``.
+        """Return whether an op after position ``at`` modifies the memory of value ``v`` in place.
 
-        The write may go through another value that shares the memory, such as a view.
+        It may do so through another value that shares the memory, such as a view.
         """
         return self._last_writes.get(self._root(v), -1) > at
 

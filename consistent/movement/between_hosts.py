@@ -65,7 +65,7 @@ def _cached_bytes_between(
 ) -> int | None:
     """Return ``bytes_between`` for arguments that can be cached.
 
-    ``of`` is the number of the host of each of ``ranks``.
+    ``of`` has for each of ``ranks`` the number of its host.
     """
     host, state, total = dict(zip(ranks, of, strict=True)), src, 0
     for move in moves:

@@ -119,7 +119,7 @@ def _single_box_call(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -
 
 def _run_single(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor]:
     (src, dst), x = routes[0], torch.Tensor.detach(locals_[0])
-    # src to itself, called for grad_sbp alone: the output of a Function must not alias its input.
+    # src to itself, called only for grad_sbp: the output of a Function must not alias its input.
     return (x.clone() if src is dst else run(x, src, dst),)
 
 

@@ -1,4 +1,4 @@
-"""Check mode: before each boxing ranks compare what they do, and one that differs is named.
+"""Check mode: before each boxing ranks compare what they do, and raise if they differ.
 
 It is off by default, and then costs reading one bool. Switch it on by ``with check_mode():`` or the
 environment variable ``CONSISTENT_CHECK=1``. Every rank must switch it on and off at the same point
@@ -36,11 +36,11 @@ enabled: bool = _is_always_on
 """True if any rank of this process checks. If check mode is off, nothing else is read."""
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     op: str = ""
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 @contextmanager
@@ -86,10 +86,10 @@ def check_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
     Raises:
         RuntimeError: on every rank, if some rank does another boxing or has a wrong shard.
     """
-    _compare_boxings(src, dst, _thread.op, _shard_fault(local, src))
+    _compare_notes(src, dst, _thread.op, _shard_fault(local, src))
 
 
-def compare_boxing(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
+def check_route(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
     """Check that the ranks of both placements are about to do the same boxing, ``src`` to ``dst``.
 
     Args:
@@ -100,7 +100,7 @@ def compare_boxing(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
     Raises:
         RuntimeError: on every rank; the message names each rank's call site, op and specs.
     """
-    _compare_boxings(src, dst, op, "")
+    _compare_notes(src, dst, op, "")
 
 
 def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
@@ -108,10 +108,10 @@ def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
 
     ``what`` names the op in the error.
     """
-    _compare_boxings(spec, spec, what, _shard_fault(local, spec))
+    _compare_notes(spec, spec, what, _shard_fault(local, spec))
 
 
-def _compare_boxings(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
+def _compare_notes(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
     """Exchange between the ranks what each is about to do, and raise if they differ.
 
     ``fault`` says what is wrong with this rank's shard; empty if nothing is.

@@ -1,9 +1,9 @@
 """Boxing in fewer bytes: a codec encodes a shard before it is sent, and all ranks decode it.
 
 ```
-gather     x  -write->  bytes  ==join==>         bytes of all ranks  -read->  B        one message
-reduce     g + unsent  -write->  bytes by rank  ==all-to-all==>  -read, sum in order->  S
-           unsent = g + unsent - what the bytes say                               stays on this rank
+gather     x  -encode->  bytes  ==all-gather==>  bytes of all ranks  -decode->  B      one message
+reduce     g + unsent  -encode->  bytes by rank  ==all-to-all==>  -decode, sum in order->  S
+           unsent = g + unsent - decoded bytes                                    stays on this rank
 sum        reduce, then gather of what each rank has added up, by the same codec: P -> B
 ```
 
@@ -165,10 +165,10 @@ class CodedSums:
     """
 
     def __init__(
-        self, addends: Sequence[Tensor], turns: list[tuple[list[int], _TwoStepSum]]
+        self, addends: Sequence[Tensor], two_step_sums: list[tuple[list[int], _TwoStepSum]]
     ) -> None:
         self._shapes = [x.shape for x in addends]
-        self._two_step_sums = turns
+        self._two_step_sums = two_step_sums
 
     def send_second(self) -> None:
         """Wait for the first messages, sum what they contain, and send the second."""
@@ -393,7 +393,7 @@ def _reduce_codec(item: _Item) -> Codec:
 def _decode_sum(item: _Item, position: int, messages: Sequence[Tensor]) -> Tensor:
     """Return this rank's part of a sum, decoded and added up from the messages of all ranks.
 
-    ``position`` is the position of this rank.
+    ``position`` is that of this rank among the ranks of the sum.
     """
     shape = item.shapes()[position]
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
@@ -522,7 +522,7 @@ def _low_rank_part(
         q: second thin matrix, summed over ranks; it becomes the basis of the next sum.
         own_q: what this rank has contributed to q. ``total - p own_q'`` is kept as the new unsent
             rest.
-        position: position of this rank.
+        position: that of this rank among the ranks of the sum.
     """
     item.coder.store_rounding_error(total, (p @ own_q.T).view(total.shape))
     item.coder.update_basis(q)

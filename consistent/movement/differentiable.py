@@ -42,15 +42,15 @@ def shard_of_plain(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tenso
     """
     if tracks((whole,)):
         return apply(_Spread, whole, dst, alias)
-    if alias and dst is _replicated_spec(dst) and my_coordinate(dst.placement) is not None:
+    if alias and dst is _broadcast_spec(dst) and my_coordinate(dst.placement) is not None:
         return whole
-    return _spread(whole, dst, alias)
+    return _shard_of_plain(whole, dst, alias)
 
 
-def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
+def _shard_of_plain(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
     if my_coordinate(dst.placement) is None:
         return meta_like(whole, dst.local_shape(None), dst.dtype)
-    src = _replicated_spec(dst)
+    src = _broadcast_spec(dst)
     if src is dst:
         return whole.detach() if alias else whole.detach().clone()
     return run(whole.detach(), src, dst)
@@ -70,13 +70,13 @@ def gather(local: Tensor, src: TensorSpec) -> Tensor:
     with HookOff():
         if tracks((local,)):
             return apply(_Gather, local, src)
-        if local.__class__ is Tensor and src is _replicated_spec(src):
+        if local.__class__ is Tensor and src is _broadcast_spec(src):
             return local
         return _gather(local, src)
 
 
 def _gather(local: Tensor, src: TensorSpec) -> Tensor:
-    dst, x = _replicated_spec(src), torch.Tensor.detach(local)
+    dst, x = _broadcast_spec(src), torch.Tensor.detach(local)
     return x if src is dst else run(x, src, dst)
 
 
@@ -100,13 +100,13 @@ def copy_part_(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
 
 
 def _land(local: Tensor, whole: Tensor, dst: TensorSpec) -> Tensor:
-    src = _replicated_spec(dst)
+    src = _broadcast_spec(dst)
     if src is not dst and my_coordinate(dst.placement) is not None:
         torch.Tensor.copy_(local, run(torch.Tensor.detach(whole), src, dst))
     return local
 
 
-def _replicated_spec(spec: TensorSpec) -> TensorSpec:
+def _broadcast_spec(spec: TensorSpec) -> TensorSpec:
     """Return ``spec`` with B on every axis: each rank has the whole tensor."""
     return spec.with_sbp((B,) * spec.placement.ndim)
 
@@ -159,8 +159,8 @@ def exchange_rows(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> T
     Args:
         x: this rank's rows, sorted by the rank that they go to.
         counts: matrix of numbers of rows: ``counts[a, b]`` rows go from ``ranks[a]`` to
-            ``ranks[b]``. If the call is recorded in a compiled step, they may differ in each run,
-            as long as each rank gets the same number of rows.
+            ``ranks[b]``. In a compiled step they may differ from run to run, as long as
+            each rank gets the same number of rows.
         me: position of this rank in ``ranks``.
         ranks: the ranks that take part.
     """
@@ -193,11 +193,13 @@ class _Rows:
 
 
 class _Spread(torch.autograd.Function):
+    """Autograd Function of ``shard_of_plain``; the C++ code knows it by this name."""
+
     @staticmethod
     def forward(ctx: Any, whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
         ctx.dst = dst
         ctx.set_materialize_grads(False)
-        return _spread(whole, dst, alias)
+        return _shard_of_plain(whole, dst, alias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
@@ -213,6 +215,8 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
+    """Autograd Function of ``gather``."""
+
     @staticmethod
     def forward(ctx: Any, local: Tensor, src: TensorSpec) -> Tensor:
         ctx.src = src
@@ -235,6 +239,8 @@ GatherBackward: Any = _Gather._backward_cls  # type: ignore[attr-defined]
 
 
 class _Land(torch.autograd.Function):
+    """Autograd Function of ``copy_part_``."""
+
     @staticmethod
     def forward(ctx: Any, local: Tensor, whole: Tensor, dst: TensorSpec) -> Tensor:
         ctx.dst = dst
@@ -248,10 +254,12 @@ class _Land(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, tangent: Tensor, *__: None) -> Tensor:
-        return box(tangent, _replicated_spec(ctx.dst), ctx.dst)
+        return box(tangent, _broadcast_spec(ctx.dst), ctx.dst)
 
 
 class _Swap(torch.autograd.Function):
+    """Autograd Function of ``exchange_rows``; its backward sends the rows back."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tensor:
         ctx.route = counts, me, ranks
@@ -268,6 +276,8 @@ class _Swap(torch.autograd.Function):
 
 
 class _SumOver(torch.autograd.Function):
+    """Autograd Function of ``sum_over``."""
+
     @staticmethod
     def forward(ctx: Any, local: Tensor, placement: Placement, axes: tuple[int, ...]) -> Tensor:
         ctx.route = placement, axes

@@ -40,11 +40,11 @@ _is_enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
 _comparison_counts: dict[tuple[int, int], dict[tuple, int]] = {}
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     off_depth: int = 0
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def check_first_times(placement: Placement, kind: Hashable, check: Callable[[], 
     """Call ``check``, a collective of ``placement``, ``CHECKED_CALLS`` times for each ``kind``.
 
     Args:
-        placement: the ranks that check; one rank alone never does.
+        placement: the ranks that check; a single rank never does.
         kind: calls with equal kinds are counted together.
         check: raises if ranks differ. It is not called inside ``plain_may_differ``.
 
@@ -110,9 +110,8 @@ def check_first_times(placement: Placement, kind: Hashable, check: Callable[[], 
     if times >= CHECKED_CALLS:
         return False
     if not _thread.off_depth:
-        with (
-            hidden_from_modes()
-        ):  # not recorded: a compiled step compares only while it is recorded
+        # Not recorded: a compiled step compares only while it is recorded.
+        with hidden_from_modes():
             check()
     counts[key] = times + 1
     return times + 1 < CHECKED_CALLS

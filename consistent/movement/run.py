@@ -154,7 +154,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """Return this rank's shard under ``dst``, from its shard ``x`` under ``src``.
 
     Both specs are on one placement. Unlike ``run`` it does not check the boxing or notify tracers:
-    the caller has called ``begin``.
+    the caller has called ``begin_boxing``.
     """
     coordinate = my_coordinate(src.placement)
     if src is dst:

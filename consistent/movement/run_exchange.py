@@ -258,8 +258,8 @@ def _assemble_parts(
 ) -> Tensor:
     """Assemble a shard of ``dst`` from its parts, and reduce if several addends arrive.
 
-    Elements that no part covers get zero if the target is P, and the value that loses against every
-    other if it is P(max) or P(min).
+    Elements that no part covers get the identity of the reduction if the target is P (zero), P(max)
+    or P(min).
 
     Args:
         pieces: (transfer, its data) of each part.

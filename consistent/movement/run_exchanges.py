@@ -15,7 +15,7 @@ from ..boxing.exchange import exchange
 from .run import run
 from .run_exchange import Route, run_together
 
-# Bytes that all ranks together send at once: so many that the number of messages does not matter,
+# Bytes that all ranks together send at once: enough that the number of messages does not matter,
 # but few compared to a model that fills the memory.
 BUCKET_BYTES = 64 << 20
 

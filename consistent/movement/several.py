@@ -115,7 +115,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
     return StartedBoxings(out, waits)
 
 
-def can_overlap(routes: Sequence[Route]) -> list[bool]:
+def overlap_flags(routes: Sequence[Route]) -> list[bool]:
     """Return for each route, (src, dst), whether its boxing can overlap with computation.
 
     It can if it is a single collective, on ranks whose transport sends while they compute. The
@@ -149,7 +149,7 @@ class _Message(NamedTuple):
 def _group_by_message(
     xs: Sequence[Tensor], routes: Sequence[Route]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Decide which shards share a message; return (positions of those boxed alone, the messages).
+    """Decide which shards share a message; return (positions boxed singly, the messages).
 
     Shards share one if they are gathered, or reduced and scattered, over the same ranks.
     """
@@ -219,9 +219,8 @@ def _single_collective(
     else:
         return None
     assert isinstance(split_sbp, Split)
-    if (
-        split_sbp.cut is not None
-    ):  # the items must be reordered as well, which one message cannot do
+    # With a cut the items must be reordered as well, which one message cannot do.
+    if split_sbp.cut is not None:
         return None
     sizes = tuple(piece(whole_shape[split_sbp.dim], parts, k)[1] for k in range(parts))
     return Collective(

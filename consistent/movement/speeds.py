@@ -2,7 +2,7 @@
 
 | what is decided | by the figures of |
 | --- | --- |
-| the layouts of an op, and the moves that lead to them | ``cost_model/built_in.py`` alone |
+| the layouts of an op, and the moves that lead to them | ``cost_model/built_in.py`` only |
 | sizes and numbers of messages, fusions of a compiled step | ``device_speeds`` |
 | layouts that a program asks to be searched for | ``costs_of_plans`` |
 

@@ -42,41 +42,41 @@ def local_shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.local_shape(my_coordinate(spec.placement))
 
 
-class _Thread(threading.local):
-    apart: bool = False
+class _ThreadState(threading.local):
+    excludes_others: bool = False
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 @contextmanager
-def only_placement_ranks(applies: bool = True) -> Iterator[None]:
+def excluding_others(applies: bool = True) -> Iterator[None]:
     """Declare, inside the context, that ranks outside the current placement do not run this code.
 
     Normally every rank runs the whole program, and ranks outside a placement take part in reading
     values. Inside the context they do not: only the ranks of the placement communicate, and the
     others are sent the outcome later. With ``applies=False`` the context changes nothing.
     """
-    before, _thread.apart = _thread.apart, _thread.apart or applies
+    before, _thread.excludes_others = _thread.excludes_others, _thread.excludes_others or applies
     try:
         yield
     finally:
-        _thread.apart = before
+        _thread.excludes_others = before
 
 
-def is_only_placement_ranks() -> bool:
-    """Return whether this thread is inside ``only_placement_ranks``: others run no such code."""
-    return _thread.apart
+def excludes_others() -> bool:
+    """Return whether this thread is inside ``excluding_others``: others run no such code."""
+    return _thread.excludes_others
 
 
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
     """Return the spec of the same tensor, replicated (B) on all ranks of the world.
 
-    It is the target when values are read on every rank. Inside ``only_placement_ranks`` only the
+    It is the target when values are read on every rank. Inside ``excluding_others`` only the
     ranks of its own placement take part, so there it is B on that placement.
     """
     placement, size = spec.placement, current().size
-    if placement.size != size and not is_only_placement_ranks():
+    if placement.size != size and not excludes_others():
         placement = _world_placement(placement.type, size)
     return TensorSpec.laid(Layout.whole(placement), spec.shape, spec.dtype)
 
@@ -89,7 +89,7 @@ def _world_placement(device_type: str, size: int) -> Placement:
 class _LaunchedWorld(World):
     """The world, whose size is known from the launcher before ``torch.distributed`` is initialized.
 
-    A placement may be made before the first message, and only that one initializes it.
+    A placement may be made before the first message, which initializes ``torch.distributed``.
     """
 
     def size(self) -> int | None:

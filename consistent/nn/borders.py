@@ -94,7 +94,5 @@ def _box(x: Any, nd: Nd | None) -> Any:
     """
     if nd is None or not isinstance(x, GlobalTensor):
         return x
-    sbp = tuple(
-        present if target is None else target for present, target in zip(x.sbp, nd, strict=True)
-    )
+    sbp = tuple(old if new is None else new for old, new in zip(x.sbp, nd, strict=True))
     return x if sbp == x.sbp else x.to_global(sbp=sbp)

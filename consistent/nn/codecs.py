@@ -93,12 +93,12 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
     codecs = [(what, codec) for what, codec in entries if codec is not None]
     if not codecs:
         return
-    request = ", ".join(f"{what}={codec!r}" for what, codec in codecs)
+    options = ", ".join(f"{what}={codec!r}" for what, codec in codecs)
     for what, codec in codecs:
         known_codec = codec_named(codec)
         if known_codec is None or (what == "gather" and isinstance(known_codec, LowRank)):
             raise ValueError(
-                f"parallelize: {request} is said of {name!r}, and there is no codec {codec!r} for "
+                f"parallelize: {options} is said of {name!r}, and there is no codec {codec!r} for "
                 f"{what}.{suggestion(codec, CODECS)} Codecs are {', '.join(CODECS)}, and for "
                 "reduce powersgd:4, say, of any rank, or powersgd:16:int8, whose thin matrices are "
                 "sent by a codec."
@@ -106,7 +106,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
     reason = _reason_not_usable(layouts, placement, dtype)
     if reason is not None:
         raise ValueError(
-            f"parallelize: {request} is said of {name!r}, and {reason}.\n"
+            f"parallelize: {options} is said of {name!r}, and {reason}.\n"
             "  A codec rounds floats of a tensor that lies split along one axis and is gathered "
             "for its use, or the gradient of one that lies whole along an axis.\n"
             "  Leave the codec out for this tensor, by a pattern of a Plan or by a plan without it."

@@ -26,7 +26,7 @@ from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
 from .slots import plain_attributes
 
-_INITIALISED_MARK = "_is_hf_initialized"  # transformers initialises the tensors without this mark
+_HF_MARK = "_is_hf_initialized"  # transformers initialises the tensors without this mark
 
 
 def empty_shard(spec: TensorSpec) -> Any:
@@ -55,12 +55,12 @@ def initialise(module: nn.Module, names: Collection[str]) -> None:
     tensors = _global_tensors(module, names)
     # The version counter shows later which tensors an initialiser wrote in place.
     versions = {name: x._version for name, x in tensors.items()}
-    uninitialised_ids = {id(x) for x in tensors.values()}
+    unset_ids = {id(x) for x in tensors.values()}
     with torch.no_grad():
         if hasattr(module, "initialize_weights") and hasattr(module, "_init_weights"):
-            _initialise_by_transformers(module, uninitialised_ids)
+            _initialise_by_transformers(module, unset_ids)
         else:
-            _initialise_by_own_methods(module, uninitialised_ids)
+            _initialise_by_own_methods(module, unset_ids)
     unwritten_names = [
         name for name, x in tensors.items() if x._version == versions[name] and x.numel()
     ]
@@ -95,7 +95,7 @@ def _global_tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]
     return {name: tensors[name] for name in names if is_global(tensors[name])}
 
 
-def _initialise_by_own_methods(module: nn.Module, uninitialised_ids: set[int]) -> None:
+def _initialise_by_own_methods(module: nn.Module, unset_ids: set[int]) -> None:
     """Initialize a module through ``reset_parameters`` and ``_init_weights``, as torch modules do.
 
     First ``reset_parameters`` of each submodule is called, children before their parents as in the
@@ -105,19 +105,19 @@ def _initialise_by_own_methods(module: nn.Module, uninitialised_ids: set[int]) -
 
     Args:
         module: the module.
-        uninitialised_ids: the ids of the tensors that have no values yet.
+        unset_ids: the ids of the tensors that have no values yet.
     """
     for submodule in _modules_in_post_order(module):
         reset = getattr(submodule, "reset_parameters", None) or getattr(
             submodule, "_reset_parameters", None
         )
-        if callable(reset) and _is_uninitialised(submodule, uninitialised_ids):
+        if callable(reset) and _is_uninitialised(submodule, unset_ids):
             reset()
     for submodule in module.modules():
         init: Callable[[nn.Module], None] | None = getattr(submodule, "_init_weights", None)
         if callable(init):
             for inner in _modules_in_post_order(submodule):
-                if _is_uninitialised(inner, uninitialised_ids):
+                if _is_uninitialised(inner, unset_ids):
                     init(inner)
             return
 
@@ -136,40 +136,38 @@ def _modules_in_post_order(module: nn.Module) -> Iterator[nn.Module]:
     return visit(module)
 
 
-def _is_uninitialised(module: nn.Module, uninitialised_ids: set[int]) -> bool:
+def _is_uninitialised(module: nn.Module, unset_ids: set[int]) -> bool:
     """Return whether an initialiser of ``module`` would overwrite no values.
 
     That is, all tensors of ``module`` itself, or if it has none those inside it, have no values.
 
     Args:
         module: the module whose initialiser is to be called.
-        uninitialised_ids: the ids of the tensors that have no values yet.
+        unset_ids: the ids of the tensors that have no values yet.
     """
     own_tensors = [
         x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None
     ]
     inside = own_tensors or [*module.parameters(), *module.buffers()]
-    return bool(inside) and all(id(x) in uninitialised_ids for x in inside)
+    return bool(inside) and all(id(x) in unset_ids for x in inside)
 
 
-def _initialise_by_transformers(module: Any, uninitialised_ids: set[int]) -> None:
+def _initialise_by_transformers(module: Any, unset_ids: set[int]) -> None:
     """Initialize a transformers model by its own ``initialize_weights``.
 
     Transformers skips tensors that are marked as initialised, so all tensors but those in
-    ``uninitialised_ids`` (ids of the tensors without values) are marked for the time of the call.
+    ``unset_ids`` (ids of the tensors without values) are marked for the time of the call.
     """
     for submodule in module.modules():
-        submodule.__dict__.pop(_INITIALISED_MARK, None)
+        submodule.__dict__.pop(_HF_MARK, None)
         for x in (*submodule._parameters.values(), *submodule._buffers.values()):
             if x is not None:
-                x.__dict__.pop(_INITIALISED_MARK, None) if id(x) in uninitialised_ids else setattr(
-                    x, _INITIALISED_MARK, True
-                )
+                x.__dict__.pop(_HF_MARK, None) if id(x) in unset_ids else setattr(x, _HF_MARK, True)
     module.initialize_weights()
     for submodule in module.modules():
         for x in (*submodule._parameters.values(), *submodule._buffers.values()):
             if x is not None:
-                x.__dict__.pop(_INITIALISED_MARK, None)
+                x.__dict__.pop(_HF_MARK, None)
 
 
 def _fill_with_nan(names: list[str], tensors: dict[str, Any]) -> None:

@@ -176,7 +176,7 @@ class InputsHook:
         splits = any(isinstance(e, Split) for _, _, sbp in inputs for e in sbp)
         # Without parts, sizes need no exchange; values were compared in the first call.
         if not inputs or not (splits or not self.compared):
-            return [_replicated(x, self.placement) for _, x, _ in inputs]
+            return [_broadcast_input(x, self.placement) for _, x, _ in inputs]
         notes = _gather_notes(inputs, self.placement, not self.compared)
         global_tensors = [
             _global_from_part(
@@ -281,7 +281,7 @@ def _global_from_part(
         shapes = {note[0] for note in notes.values()}
         if len(shapes) > 1:
             raise _unequal_error(name, "shapes", {r: str(list(n[0])) for r, n in notes.items()})
-        return _replicated(x, placement)
+        return _broadcast_input(x, placement)
     at = my_coordinate(placement)
     shapes = {rank: note[0] for rank, note in notes.items()}
     sbp = resolve_dims(sbp, placement, shapes[placement.first_rank])
@@ -304,7 +304,7 @@ def _shard_of_whole(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement
     return rebox(compare_and_adopt(x, placement, name), spec)
 
 
-def _replicated(x: torch.Tensor, placement: Placement) -> Any:
+def _broadcast_input(x: torch.Tensor, placement: Placement) -> Any:
     """Return ``x``, which is the same on each rank, as a global tensor that is B on all axes."""
     return from_local(x, placement, (B,) * placement.ndim, shape=x.shape)
 

@@ -213,31 +213,31 @@ def _check_plan_unchanged(
 
 
 def _join_plans(
-    module: torch.nn.Module, placement: Placement, old_plan: Plan, new_plan: Plan
+    module: torch.nn.Module, placement: Placement, old_plan: Plan, added_plan: Plan
 ) -> Plan:
     """Return one plan for a module that was parallelized, and got new layers since.
 
     If the module's tensors are on several placements, which one plan cannot describe, only
-    ``new_plan`` is returned.
+    ``added_plan`` is returned.
 
     Args:
         module: the module.
         placement: the placement of the new layers.
         old_plan: the plan from before.
-        new_plan: the plan of the new layers.
+        added_plan: the plan of the new layers.
     """
     slots = global_slots(module)
     if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
-        return new_plan  # one plan cannot describe tensors on several placements
+        return added_plan  # one plan cannot describe tensors on several placements
     names = [slot.name for places in slots for slot in places]
     modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    old_part = old_plan.part([name for name in names if name not in new_plan.tensors], modules)
+    old_part = old_plan.part([name for name in names if name not in added_plan.tensors], modules)
     joined_plan = Plan(
-        {**old_part.tensors, **new_plan.tensors},
-        {**old_part.modules, **new_plan.modules},
-        axes=new_plan.axes,
-        notes=list(dict.fromkeys([*old_plan.notes, *new_plan.notes])),
-        keep_bytes=new_plan.keep_bytes,
+        {**old_part.tensors, **added_plan.tensors},
+        {**old_part.modules, **added_plan.modules},
+        axes=added_plan.axes,
+        notes=list(dict.fromkeys([*old_plan.notes, *added_plan.notes])),
+        keep_bytes=added_plan.keep_bytes,
     )
     return resolve(module, slots, placement, joined_plan)
 

@@ -129,8 +129,8 @@ def _tensor_text(places: Sequence[Slot], plan: Plan) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     names = " = ".join(slot.name for slot in places)
     kind = f"{str(value.layout)[6:]}, " if value.layout is not torch.strided else ""
-    layouts = layouts_text(plan.layouts(places[0].name))
-    return f"{names}: {dtype} {list(value.shape)} {kind}{where}{layouts}"
+    text = layouts_text(plan.layouts(places[0].name))
+    return f"{names}: {dtype} {list(value.shape)} {kind}{where}{text}"
 
 
 def broadcast_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:

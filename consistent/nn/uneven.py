@@ -1,4 +1,4 @@
-"""Turn parts of unequal sizes into balanced pieces, by sending rows between ranks."""
+"""Turn parts of unequal sizes into balanced shards, by sending rows between ranks."""
 
 from __future__ import annotations
 
@@ -68,21 +68,19 @@ def balance_parts(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) 
     dim = _only_dim(name, x, spec, shapes)
     axes = [a for a, entry in enumerate(spec.sbp) if isinstance(entry, Split)]
     ranks = _ranks_along(placement, axes, at)
-    held_ranges = _ranges([shapes[rank][dim] for rank in ranks])
+    held = _ranges([shapes[rank][dim] for rank in ranks])
     regions = [spec.region(placement.coordinate_of(rank)) for rank in ranks]
-    target_ranges = [(starts[dim], starts[dim] + sizes[dim]) for starts, sizes in regions]
-    my_index = ranks.index(current().rank)
+    wanted = [(starts[dim], starts[dim] + sizes[dim]) for starts, sizes in regions]
+    me = ranks.index(current().rank)
     sends = [
-        (rank, x.narrow(dim, start - held_ranges[my_index][0], stop - start).contiguous())
-        for rank, piece in zip(ranks, target_ranges)
-        if (start := max(piece[0], held_ranges[my_index][0]))
-        < (stop := min(piece[1], held_ranges[my_index][1]))
+        (rank, x.narrow(dim, start - held[me][0], stop - start).contiguous())
+        for rank, piece in zip(ranks, wanted)
+        if (start := max(piece[0], held[me][0])) < (stop := min(piece[1], held[me][1]))
     ]
     receives = [
         (rank, (*x.shape[:dim], stop - start, *x.shape[dim + 1 :]), x.dtype)
-        for rank, part in zip(ranks, held_ranges)
-        if (start := max(part[0], target_ranges[my_index][0]))
-        < (stop := min(part[1], target_ranges[my_index][1]))
+        for rank, part in zip(ranks, held)
+        if (start := max(part[0], wanted[me][0])) < (stop := min(part[1], wanted[me][1]))
     ]
     received = current().exchange(sends, receives, tuple(ranks), x.device)
     return torch.cat(received, dim) if received else x.narrow(dim, 0, 0).clone()

@@ -1,1 +1,1 @@
-"""Matrix products that overlap with the communication (boxing) of an operand or of the result."""
+"""Matmuls that overlap with the communication (boxing) of an operand or of the result."""

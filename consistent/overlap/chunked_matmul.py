@@ -1,4 +1,4 @@
-"""Matrix products that overlap with the boxing of their operand or result, in chunks of rows.
+"""Matmuls that overlap with the boxing of their operand or result, in chunks of rows.
 
 ```
 box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
@@ -33,15 +33,15 @@ from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .symmetric_matmul import fused_group_and_dim, gather_multiply, multiply_scatter
 
-MOST_CHUNKS = 4
+MAX_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Boxing:
-    """A boxing that overlaps with a matrix product.
+    """A boxing that overlaps with a matmul.
 
     ``src`` and ``dst`` are the specs before and after it, ``chunks`` is the number of chunks of
-    rows in which it is sent, and ``activation`` is applied to the result of both.
+    rows in which it is sent, and ``activation`` is applied to the result of matmul and boxing.
     """
 
     src: TensorSpec
@@ -68,7 +68,7 @@ class Boxing:
     def overlaps(self) -> bool:
         """Return whether something is multiplied while something is sent, on this rank.
 
-        If not, the product and the boxing are done one after the other.
+        If not, the matmul and the boxing are done one after the other.
         """
         return len(self.row_chunks()) > 1 or fused_group_and_dim(self.src, self.dst) is not None
 
@@ -76,14 +76,14 @@ class Boxing:
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
     """Return the number of chunks that is expected to be fastest, the same on every rank.
 
-    It is used if the caller of a product gives none. On CPU there is more than one chunk only if
+    It is used if the caller of a matmul gives none. On CPU there is more than one chunk only if
     each rank has a core to spare: where all cores are busy, nothing can overlap. On CUDA there is
     one chunk; there torch's fused ops overlap, where symmetric memory is enabled.
     """
     placement = src.placement
     if placement.type != "cpu" or my_coordinate(placement) is None:
         return 1
-    most = affordable_chunks(src, dst, MOST_CHUNKS, start_bytes(src.placement.type))
+    most = affordable_chunks(src, dst, MAX_CHUNKS, start_bytes(src.placement.type))
     return most if most > 1 and has_spare_cores(tuple(placement.ranks.ravel().tolist())) else 1
 
 
@@ -221,20 +221,20 @@ class _MultiplyBox(torch.autograd.Function):
 def box_multiply_once(
     boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(boxed x @ w + bias, boxed x)`` for shards, without autograd.
+    """Return ``(boxed x @ w + bias, boxed x)`` for this rank's shards, without autograd.
 
-    Compiled steps call it, which have recorded forward and backward already. Tracers, the observers
-    of a program, are not notified.
+    Compiled steps call it, since their recorded ops include those of backward. Tracers, the
+    observers of a program, are not notified.
     """
     y, _, boxed = _box_multiply_shards(boxing, x, w, _BiasActivation(boxing, bias, False))
     return y, boxed
 
 
 def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Return ``x @ w + addend``, boxed, for shards, without autograd.
+    """Return ``boxed(x @ w + addend)`` for this rank's shards, without autograd.
 
-    Compiled steps call it. ``addend`` has one number for each column. It is added on each rank,
-    before the boxing. Tracers, the observers of a program, are not notified.
+    Compiled steps call it. ``addend`` is a bias ``[n]`` that each rank adds before the boxing.
+    Tracers, the observers of a program, are not notified.
     """
     return _multiply_box_shards(boxing, x, w, _BiasActivation(boxing, None, False), addend)[0]
 
@@ -272,8 +272,8 @@ def _multiply_box(
 ) -> tuple[Tensor, Tensor]:
     """Notify tracers; return (activation(t), t) for t = ``boxed(x @ w) + bias``."""
     x = x.detach()
-    # ``begin`` needs the shape and dtype of a product that does not exist yet: one expanded element
-    # has them without the memory.
+    # ``begin_boxing`` needs the shape and dtype of a product that does not exist yet: one expanded
+    # element has them without the memory.
     begin_boxing(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
     return _multiply_box_shards(boxing, x, w, bias_activation)
 
@@ -285,7 +285,7 @@ def _multiply_box_shards(
     bias_activation: _BiasActivation,
     addend: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Do ``_multiply_box`` without tracers: send each chunk of the product when it is made."""
+    """Do ``_multiply_box`` without tracers: send each chunk of ``x @ w`` when it is computed."""
     chunks = boxing.row_chunks()
     if addend is None and (group_and_dim := fused_group_and_dim(boxing.src, boxing.dst)):
         return bias_activation.apply_to(multiply_scatter(x, w, group_and_dim))
@@ -316,7 +316,7 @@ def _finish_chunk(
 
 
 def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Return ``x @ w + addend`` as a contiguous tensor, whatever the strides of ``x``."""
+    """Return ``x @ w + addend`` (a bias) as a contiguous tensor, whatever the strides of ``x``."""
     out = x.new_empty((*x.shape[:-1], w.shape[1]))
     if addend is None:
         torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
@@ -326,7 +326,7 @@ def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
 
 
 def _select_rows(x: Tensor, row_slices: Sequence[slice]) -> Tensor:
-    """Return the rows ``row_slices`` of ``x``, one slice after the other."""
+    """Return the rows of ``x`` in ``row_slices``, one slice after the other."""
     return x[row_slices[0]] if len(row_slices) == 1 else torch.cat([x[rows] for rows in row_slices])
 
 
@@ -337,10 +337,10 @@ def _write_rows(x: Tensor, out: Tensor, row_slices: Sequence[slice]) -> None:
 
 
 class _BiasActivation:
-    """Bias and activation after a product ``z``, for all rows at once or chunk by chunk.
+    """Bias and activation after a matmul with result ``z``, for all rows at once or by chunks.
 
     The results are ``(activation(z + bias), z + bias)``. The second is empty unless the gradient of
-    an activation needs it: ``tracked`` says whether autograd records the product.
+    an activation needs it: ``tracked`` says whether autograd records the matmul.
     """
 
     def __init__(self, boxing: Boxing, bias: Tensor | None, tracked: bool) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products for tensor parallelism that overlap with communication; users call them.
+"""Matmuls for tensor parallelism that overlap with communication; users call them.
 
 | function | x | w | y | backward of x |
 | --- | --- | --- | --- | --- |
@@ -8,7 +8,7 @@
 
 y = activation(x @ w + bias). The table shows the layouts on the axis of the placement that
 communicates: S(d) is split along dim d, B replicated. On the other axes, the operands may have any
-layouts that a product accepts, such as x S(0) and w B.
+layouts that a matmul accepts, such as x S(0) and w B.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def all_gather_matmul(
     ```
 
     Rows (dim 0 of ``x``) are sent in chunks: while one chunk is sent, another is multiplied. The
-    gradient of ``x`` is a product that is reduce-scattered in as many chunks. Plain tensors count
-    as replicated.
+    gradient of ``x`` is a matmul whose result is reduce-scattered in as many chunks. Plain tensors
+    count as replicated.
 
     Args:
         x: global tensor ``[..., k]``.
@@ -74,7 +74,7 @@ def matmul_reduce_scatter(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``; the ranks' partial products are summed and scattered.
+    """Return ``activation(x @ w + bias)``; the ranks' partial sums are reduce-scattered.
 
     ```
     rank 0    x0 @ w0            rows 0.. of the sum        x   [..., k]  S(-1)
@@ -103,7 +103,7 @@ def matmul_all_reduce(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``; the ranks' partial products are all-reduced.
+    """Return ``activation(x @ w + bias)``; the ranks' partial sums are all-reduced.
 
     ```
     rank 0    x0 @ w0            x0 @ w0 + x1 @ w1          x   [..., k]  S(-1)
@@ -137,7 +137,7 @@ def _gather_and_multiply(name: str, tensors: tuple, activation: str, chunks: int
 def _multiply_and_sum(
     name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None
 ) -> Any:
-    """Check the operands of a product whose partial results are summed, and compute it.
+    """Check the operands of a matmul whose partial sums are reduced, and compute it.
 
     The result is split along ``dim``, or replicated if that is None.
     """
@@ -163,7 +163,7 @@ def _run_product(
     activation: str,
     chunks: int | None,
 ) -> Any:
-    """Compute a product of global tensors by ``run``, which takes shards; return a global tensor.
+    """Compute a matmul of global tensors by ``run``, which accepts shards; return a global tensor.
 
     Args:
         name: name of the function that the user called.

@@ -1,4 +1,4 @@
-"""Matrix products fused with an all-gather or reduce-scatter, by CUDA symmetric memory.
+"""Matmuls fused with an all-gather or reduce-scatter, by CUDA symmetric memory.
 
 Torch has one op for each of the two.
 """
@@ -19,11 +19,11 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_group_and_dim(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
-    """Return (process group name, split dim) for torch to fuse this boxing with a product.
+    """Return (process group name, split dim) for torch to fuse this boxing with a matmul.
 
-    None if there is no such op. There is one for S(dim) -> B and P -> S(dim) with equal shards of a
-    dim other than the last, over the GPUs of one axis, if there is enough to send that overlap pays
-    off.
+    None if torch has no op that fuses them. It has one for S(dim) -> B and P -> S(dim) with equal
+    shards of a dim other than the last, over the GPUs of one axis, if there is enough to send that
+    overlap pays off.
 
     The answer depends on the specs and on what the ranks have agreed on, so it is the same on every
     rank.

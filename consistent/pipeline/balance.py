@@ -52,8 +52,9 @@ def _ends_of_least_limit(
     Args:
         sums: the prefix sums of the units' seconds, beginning with 0.
         stages: the number of stages.
-        furthest_end: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
-        low: a limit below which no stages can stay.
+        furthest_end: (stage, begin, max_end) -> the furthest end, up to ``max_end``, that memory
+            allows.
+        low: a lower bound of the time limit.
     """
     high, tolerance = sums[-1], _TOLERANCE * sums[-1]
     best = _ends_within_limit(sums, stages, furthest_end, high)
@@ -121,7 +122,8 @@ def _ends_within_limit(
     Args:
         sums: the prefix sums of the units' seconds, beginning with 0.
         stages: the number of stages.
-        furthest_end: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
+        furthest_end: (stage, begin, max_end) -> the furthest end, up to ``max_end``, that memory
+            allows.
         limit: the most seconds of a stage.
     """
     count = len(sums) - 1

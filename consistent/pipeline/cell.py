@@ -125,9 +125,7 @@ class Cell:
             return line.target(*args, **kwargs)
 
     def _in_recorded_layout(self, x: Any, index: int) -> Any:
-        """Return the value ``x``, number ``index``, in the layout that the receiving stages expect.
-
-        It is the recorded layout.
+        """Return the value ``x``, number ``index``, in the recorded layout, which receivers expect.
 
         Raises:
             RuntimeError: ``x`` is plain, or its shape or dtype is not the recorded one.

@@ -43,7 +43,7 @@ class Cut:
     Args:
         stages: the units of each stage.
         owners: name -> (module, stage) of the modules that contain units and have parameters of
-            their own, beside those of the units.
+            their own, in addition to those of the units.
     """
 
     stages: tuple[tuple[Unit, ...], ...]

@@ -40,7 +40,7 @@ MAX_PROGRAMS = 16  # recorded programs that an engine caches; another one drops 
 class Engine:
     """Runner of a staged program, with the cache of the programs that it recorded.
 
-    Both ``consistent.nn.pipeline`` and steps that mark their modules with stages run by one.
+    Both ``consistent.nn.pipeline`` and steps that mark their modules with stages use an engine.
 
     Args:
         name: the name in error messages.

@@ -14,7 +14,7 @@ class ProgramPart:
 
     Args:
         stage: the index of the stage; -1 for none.
-        lines: the lines in order; lines on plain tensors alone are run by every stage that needs
+        lines: the lines in order; lines on plain tensors only are run by every stage that needs
             them.
         entering: the moves (transfers of a value) from other stages into this one.
         leaving: index of a value -> the moves that send it to other stages.

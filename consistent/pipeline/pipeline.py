@@ -129,7 +129,7 @@ def pipeline(
         tied=tied,
     )
     pipe = Pipeline(model, engine, cut, loss, micro_batches, reduction)
-    engine.table(micro_batches)  # raises now if the schedule cannot run so many micro-batches
+    engine.table(micro_batches)  # raises now if the schedule cannot run this many micro-batches
     return pipe
 
 
@@ -282,7 +282,7 @@ def mark_recomputed(model: nn.Module, names: Sequence[str]) -> None:
 def _cut(
     model: nn.Module, placements: Sequence[Placement], split: Any, schedule: str, sample: Any
 ) -> Cut:
-    """Return the cut of ``model`` that ``split`` asks for, see ``pipeline``."""
+    """Return the cut of ``model`` at ``split``, as for ``pipeline``."""
     if split != "auto":
         if isinstance(split, str):
             raise ValueError(

@@ -26,7 +26,7 @@ from ..autograd.leaves import no_sync
 from ..graph.program import StagesProgram, StageTransfer
 from ..movement import between
 from ..movement.run import run as box
-from ..movement.world import device_of, my_coordinate, only_placement_ranks
+from ..movement.world import device_of, excluding_others, my_coordinate
 from ..spec import Placement, TensorSpec
 from ..spec.tracer import callbacks
 from .cell import Cell
@@ -47,7 +47,8 @@ class MicroBatch:
     Args:
         program: the program recorded for its shapes.
         inputs: the tensors among its arguments.
-        draws: the count of random ops when it begins, so that it draws the same in any schedule.
+        draws: the count of random ops when it begins, so that it draws the same numbers in any
+            schedule.
         scale: is applied to a loss before backward; None if there is no backward.
     """
 
@@ -81,10 +82,9 @@ class ScheduleRun:
         self._parts: dict[tuple[int, int], ProgramPart] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
         # Shards passed between two stages of one placement.
-        self._same_placement_shards: dict[Key, Tensor] = {}
-        self._pending_receives: dict[
-            Key, Callable[[], Tensor]
-        ] = {}  # waits for the message, returns it
+        self._local_shards: dict[Key, Tensor] = {}
+        # Functions that wait for the message and return it.
+        self._pending_receives: dict[Key, Callable[[], Tensor]] = {}
         self._send_handles: list[Handle] = []
         self._backward_counts: dict[int, int] = {}  # stage -> how many of its backwards have begun
 
@@ -102,7 +102,7 @@ class ScheduleRun:
     def run_actions(self) -> None:
         """Run all actions of this rank, without waiting for ranks of other stages between them."""
         line = self.line
-        with only_placement_ranks():  # ranks of other stages do not follow the ops of this stage
+        with excluding_others():  # ranks of other stages do not follow the ops of this stage
             for k, action in enumerate(line):
                 # Receives are started early, so that messages arrive during computation.
                 for later in line[k : k + 1 + RECEIVE_AHEAD]:
@@ -136,17 +136,17 @@ class ScheduleRun:
 
     def _backward(self, action: Action) -> None:
         cell = self._cells.pop((action.stage, action.micro_batch))
-        grads, send_gradient = self._output_gradients(action, cell), self._gradient_senders(action)
+        grads, senders = self._output_gradients(action, cell), self._gradient_senders(action)
         with self._sync_context(action):
-            cell.backward(grads, lambda move, grad: send_gradient[move](grad))
+            cell.backward(grads, lambda move, grad: senders[move](grad))
 
     def _backward_of_inputs(self, action: Action) -> None:
-        cell, send_gradient = (
+        cell, senders = (
             self._cells[action.stage, action.micro_batch],
             self._gradient_senders(action),
         )
         for move, grad in cell.backward_of_inputs(self._output_gradients(action, cell)).items():
-            send_gradient[move](grad)
+            senders[move](grad)
 
     def _backward_of_weights(self, action: Action) -> None:
         with self._sync_context(action):
@@ -201,10 +201,10 @@ class ScheduleRun:
             move: the transfer between the two stages.
             local: this rank's shard.
             src, dst: specs of the tensor in this stage and in the other. If both stages are on one
-                placement, nothing is sent: ``_same_placement_shards`` keeps the boxed shard.
+                placement, nothing is sent: ``_local_shards`` keeps the boxed shard.
         """
         if src.placement == dst.placement:
-            self._same_placement_shards[key] = box(local, src, dst)
+            self._local_shards[key] = box(local, src, dst)
         else:
             self._send_handles += between.send(local, src, dst, _label(key, move))
 
@@ -233,8 +233,8 @@ class ScheduleRun:
 
     def _wait_for_shard(self, key: Key) -> Tensor:
         """Return this rank's shard of the tensor ``key``, waiting for its message if it has one."""
-        if key in self._same_placement_shards:
-            return self._same_placement_shards.pop(key)
+        if key in self._local_shards:
+            return self._local_shards.pop(key)
         wait = self._pending_receives[key]
         self._pending_receives[key] = _raise_taken_twice  # frees the message; no second take
         return wait()

@@ -17,7 +17,7 @@ from .cut import Cut
 def share_of(cut: Cut, stage: int) -> nn.Module:
     """Return a module that holds the units of a stage under the names that they have in the model.
 
-    It can be passed to ``parallelize``, which lays out the parameters of this stage alone. Units
+    It can be passed to ``parallelize``, which lays out the parameters of this stage only. Units
     without parameters or saved buffers are left out.
     """
     root = nn.Module()

@@ -80,7 +80,7 @@ def simulate_schedule(
 def _check_done(table: Schedule, done_counts: Sequence[int], halves: set[Action]) -> None:
     """Raise if a line has more actions than its count in ``done_counts``.
 
-    ``halves`` is that of ``_first_halves``.
+    ``halves`` is the result of ``_first_halves``.
 
     Raises:
         ValueError: the message says for what the next action of the line waits.

@@ -93,9 +93,9 @@ class _Copy:
             self.leaf.copy_(self.original.to_global(self.leaf.placement, self.leaf.sbp))
 
     def add_gradient(self) -> None:
-        """Add the gradient of ``leaf`` to that of the parameter; a collective, if there is one.
+        """Add the gradient of ``leaf`` to that of the parameter: a collective if ``leaf`` has one.
 
-        Hooks of the parameter see it.
+        Hooks of the parameter see the gradient of ``leaf``.
         """
         if self.leaf.grad is None:
             return

@@ -75,9 +75,9 @@ class Twins:
     def keep_one_per_stage(self, cut: Cut) -> Cut:
         """Let each stage keep one object of each module that the model uses repeatedly.
 
-        Until now each use had an object of its own (a twin), also in ``cut``, the division of the
-        model into stages. The other objects are replaced in the model by those that are kept.
-        Returns ``cut`` with the objects that are kept.
+        Before this call each use has an object of its own (a twin), also in ``cut``, the division
+        of the model into stages. The other objects are replaced in the model by those that are
+        kept. Returns ``cut`` with the objects that are kept.
 
         Raises:
             ValueError: a module that is used in several stages has persistent buffers.

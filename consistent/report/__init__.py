@@ -1,8 +1,8 @@
 """Reports of what ran on global tensors, and explanations of the layouts that ops choose.
 
-A report has ops, redistributions (boxings), bytes, ops that ran whole on every rank, and times, as
-text or as an HTML page. ``explain`` shows why an op runs as it does, and what would avoid its
-boxing.
+A report has ops, redistributions (boxings), bytes, ops that ran on gathered (replicated) inputs,
+and times, as text or as an HTML page. ``explain`` shows why an op runs as it does, and what would
+avoid its boxing.
 
 ```
 report     collects lines and, if requested, a timeline

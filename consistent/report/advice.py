@@ -1,6 +1,6 @@
 """Advise which other layout of an operand would avoid a redistribution (boxing) before an op.
 
-The layouts that the op accepts, its signatures, are searched.
+It is found among the op's signatures, the layouts that the op accepts.
 
 A change is suggested only if the library's choice (``rules/choose.py``) would then move nothing,
 and if all-reducing a result that becomes partial through the change sends fewer bytes than are
@@ -27,9 +27,9 @@ from ..spec import B, NdSbp, TensorSpec, has_one_partial_kind
 from ..spec.bytes_text import bytes_text
 from .explain import why_whole
 
-MOST_OPTIONS = 512  # combinations of signatures over the axes that are tried
-MOST_CHANGES = 3  # operands whose layout may change at once
-MOST_WAYS = 2  # alternatives that one advice names
+MAX_OPTIONS = 512  # combinations of signatures over the axes that are tried
+MAX_CHANGES = 3  # operands whose layout may change at once
+MAX_WAYS = 2  # alternatives that one advice names
 _VERBS = {
     "all_gather": "gathers",
     "all_reduce": "sums",
@@ -93,7 +93,7 @@ def advise(plan: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
     ways = sorted(_ways(plan, plan.choice, operands, nbytes), key=lambda way: way.rank)
     best: list[_Way] = []
     for way in ways:  # skip a way that changes the operands of a better way and more
-        if len(best) < MOST_WAYS and not any(better.operands <= way.operands for better in best):
+        if len(best) < MAX_WAYS and not any(better.operands <= way.operands for better in best):
             best.append(way)
     if not best:
         return None
@@ -125,7 +125,7 @@ class _Way:
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """Sort key of this way; the best way has the least."""
+        """Sort key of this way; the best way has the smallest key."""
         return self.later_nbytes, len(self.changes), bool(self.result), self.held_nbytes
 
 
@@ -146,7 +146,7 @@ def _ways(
     if row is None or by_axis is None:
         return
     tried: set[tuple[NdSbp, ...]] = set()
-    for option in itertools.islice(itertools.product(*by_axis), MOST_OPTIONS):
+    for option in itertools.islice(itertools.product(*by_axis), MAX_OPTIONS):
         ins = tuple(tuple(s.ins[i] for s in option) for i in range(len(operands)))
         new_specs = [
             spec.with_sbp(sbp) if has_one_partial_kind(sbp) else None
@@ -158,7 +158,7 @@ def _ways(
         specs = [spec for spec in new_specs if spec is not None]
         # Specs are interned, so equal specs are the same object.
         changes = [(i, a, b) for i, (a, b) in enumerate(zip(operands, specs)) if a is not b]
-        if len(changes) > MOST_CHANGES or not all(_may_change(op_plan, *each) for each in changes):
+        if len(changes) > MAX_CHANGES or not all(_may_change(op_plan, *each) for each in changes):
             continue
         new_choice = _choose_for(row, op_plan, specs)
         if new_choice is None:

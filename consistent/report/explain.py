@@ -64,7 +64,7 @@ class Explained:
         operands: specs of its operands.
         result: layouts of its results.
         nbytes: bytes that the busiest rank sends.
-        axes: for each placement axis, the candidates; empty if the op runs whole on every rank.
+        axes: for each placement axis, the candidates; empty if the op runs on gathered inputs.
     """
 
     name: str
@@ -219,9 +219,9 @@ def _explain_plan(plan: Plan, transport: Transport) -> Explained | None:
 
 
 def why_whole(plan: OnShards) -> str:
-    """Return the text ``runs whole ...``: why every rank computes all of the op.
+    """Return the text ``runs whole ...``: why every rank runs the op on gathered inputs.
 
-    A whole op is one for which no rule for shards fits.
+    Such an op is called whole: no rule for shards fits it.
     """
     if table.find_row(plan.name) is None:
         return "runs whole on every rank, for it has no row"

@@ -1,5 +1,4 @@
-"""Record the ops that a function calls when ``explain`` runs it on tensors without values, and the
-boxings between these ops."""
+"""Record the ops and boxings of a function that ``explain`` runs on tensors without values."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class FollowedBoxing(NamedTuple):
 
 
 class FollowedCall:
-    """What happens while ``explain`` runs a function without values: ops, and boxings between them.
+    """Record of what ``explain`` observes while it runs a function: ops, and boxings between them.
 
     The plans of ops are made for a rank outside all placements, and are discarded at the end.
 

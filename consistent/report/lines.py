@@ -20,7 +20,7 @@ class Line:
     Args:
         op, site: the op, and ``file:line`` of its call; "" in backward.
         count: number of calls.
-        whole: whether it ran whole on every rank, although an operand was not B.
+        whole: whether it ran on gathered (replicated) inputs, although an operand was not B.
         layouts: layouts of operands and results as text -> number of calls.
         boxings: moves as text -> number of times.
         nbytes: bytes that the busiest rank sends.

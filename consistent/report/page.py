@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ..drawing.pages.canvas import MOST_DRAWN, canvas
+from ..drawing.pages.canvas import MAX_DRAWN, canvas
 from ..drawing.pages.html import (
     bars,
     boxing_html,
@@ -32,7 +32,7 @@ _LANES = {
     "boxing": ("boxing", "--box"),
     "backward": ("backward", "--back"),
 }
-_MOST_ADVICE = 20
+_MAX_ADVICE = 20
 
 
 def page(
@@ -79,9 +79,9 @@ def _advice(advice: Sequence[Advice]) -> str:
         f"<li><code>{escape(each.op)}</code> at <code title='{escape(each.site)}'>"
         f"{escape(short_site(each.site))}</code> {_mark_up(each.moves)}. "
         f"<span class=do>{_mark_up(each.instead)}</span></li>"
-        for each in advice[:_MOST_ADVICE]
+        for each in advice[:_MAX_ADVICE]
     )
-    more = len(advice) - _MOST_ADVICE
+    more = len(advice) - _MAX_ADVICE
     rest = f"<p class=note>And {more} more, which move less.</p>" if more > 0 else ""
     return (
         "<h2>Advice</h2><p class=note>From the layouts that each op accepts. What a change costs "
@@ -158,7 +158,7 @@ def _times(timeline: Timeline | None) -> str:
             short_site(event.site),
             " \u00b7 ".join(filter(None, (event.detail, _bytes_or_empty(event.nbytes)))),
         )
-        for event in timeline.events[:MOST_DRAWN]
+        for event in timeline.events[:MAX_DRAWN]
     ]
     left_out = len(timeline.events) + timeline.left_out - len(rows)
     rest = (

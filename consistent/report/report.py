@@ -69,7 +69,7 @@ class Report:
 
     @property
     def whole(self) -> list[str]:
-        """The names of the ops that had no fitting rule and ran whole on every rank."""
+        """The names of the ops that no rule fits, which ran on gathered (replicated) inputs."""
         return sorted({line.op for line in self.lines if line.whole})
 
     @property
@@ -127,7 +127,7 @@ class Report:
         site = check_mode.call_site()
         line = self._line(plan.name, site)
         line.count += 1
-        # An op whose inputs are all B anyway loses nothing by running whole.
+        # An op whose inputs are all B anyway loses nothing by running on replicated inputs.
         has_sharded_input = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
         line.whole = line.whole or (plan.is_whole and has_sharded_input)
         # An op that returns an operand itself, such as contiguous() of a contiguous tensor, has no

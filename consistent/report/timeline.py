@@ -29,7 +29,7 @@ from ..spec import TensorSpec
 from ..spec.tracer import Tracer
 from .lines import sbps
 
-MOST_EVENTS = 100_000  # later events are counted, but not kept
+MAX_EVENTS = 100_000  # later events are counted, but not kept
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Timeline:
     def _start(self, event: Event, key: object) -> None:
         if self.rank is None:
             self.rank = current().rank
-        if len(self.events) >= MOST_EVENTS:
+        if len(self.events) >= MAX_EVENTS:
             self.left_out += 1
         else:
             self.events.append(event)

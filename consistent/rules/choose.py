@@ -2,7 +2,7 @@
 
 It is arithmetic on specs alone, so every rank gets the same answer. Axes are decided one at a time.
 A signature that fits the inputs without boxing costs nothing and wins (data stays where it is),
-unless it makes a P of inputs none of which is P: this has to be reduced later. Otherwise the
+unless it makes a P though no input is P: that P has to be reduced later. Otherwise the
 signature with the lowest estimated time wins. The time is the sum of
 
 * the bytes to box now,
@@ -70,9 +70,8 @@ def choose(
         fixed_sbp: for an in-place op, the nd-sbp that its first operand and first output must keep.
 
     Returns:
-        The choice, or None if on some axis no signature keeps ``fixed_sbp`` and goes with those
-        chosen
-            before.
+        The choice, or None if on some axis no signature keeps ``fixed_sbp`` and is compatible with
+            those chosen for earlier axes.
     """
     chosen: list[Signature] = []
     form: str | None = None
@@ -84,7 +83,7 @@ def choose(
                 s for s in allowed if s.ins[0] is fixed_sbp[axis] and s.outs[0] is fixed_sbp[axis]
             ]
         if chosen:
-            allowed = [s for s in allowed if _is_one_way([*chosen, s])]
+            allowed = [s for s in allowed if _have_one_partial_kind([*chosen, s])]
             allowed = [s for s in allowed if can_be_split(call, specs[0].placement, [*chosen, s])]
         if not allowed:
             return None
@@ -113,7 +112,7 @@ def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signatur
     )
 
 
-def _is_one_way(chosen: Sequence[Signature]) -> bool:
+def _have_one_partial_kind(chosen: Sequence[Signature]) -> bool:
     """Return whether every operand and output is partial in at most one way over the axes.
 
     P on one axis and P(max) on another is not allowed: a maximum of sums is not a sum of maxima.
@@ -147,7 +146,7 @@ def _depends_on_sizes(option: Signature) -> bool:
 def _makes_new_partial(option: Signature) -> bool:
     """Return whether ``option`` makes a P (which must be reduced later) although no operand is P.
 
-    Example: ``S(1), S(0) -> P`` of a matrix product.
+    Example: ``S(1), S(0) -> P`` of a matmul.
     """
     return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
 

@@ -2,11 +2,12 @@
 
 An example of a cut is a zigzag. A signature with S for operands and outputs that runs the op itself
 on the shards holds for any number of ranks. So it holds with as many ranks as items, and then each
-item of the result is a function of that item of the operands alone, the same function on each rank.
+item of the result is a function of that item of the operands only, the same function on each rank.
 So the signature holds for any division of the items, if all split tensors are divided in the same
-way; so does a sum (or a maximum) of the ranks' results. An op that depends on the positions of
-items, or on the sizes of neighbours, needs a form, and its signatures have only S without a cut. An
-operand with a cut fits none of these and is boxed like any operand in another layout.
+way. The same is true of one whose output is a sum (or a maximum) of the ranks' results. An op that
+depends on the positions of items, or on the sizes of neighbours, needs a form, and its signatures
+have only S without a cut. An operand with a cut fits none of these and is boxed like any operand in
+another layout.
 """
 
 from __future__ import annotations

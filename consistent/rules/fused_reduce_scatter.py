@@ -26,7 +26,7 @@ def fused_axes(
 ) -> tuple[int, ...] | None:
     """Return the axes whose boxing is fused with ``call``; None if the call is not fused.
 
-    Planning asks this after it has chosen layouts. The call is fused if its first operand is boxed
+    Planning calls this after it has chosen layouts. The call is fused if its first operand is boxed
     from ``specs[0]`` to ``boxed_specs[0]`` with a reduce-scatter as the last step, and if the op is
     one that gains from it. The answer depends on specs alone, so every rank gets the same.
 

@@ -73,8 +73,8 @@ OPS = _DECIDED_BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_ON_REQUEST | _NORMS
 def raises_inside(name: str) -> bool:
     """Return whether the aten op ``name``, without a trailing underscore, may raise for values.
 
-    Compiled steps ask it of each op that they run. Some of these run inside an op of the program
-    and raise in its place, as ``_linalg_check_errors`` inside ``linalg.inv``.
+    Compiled steps call it for each op that they run. Some of these ops run inside an op of the
+    program and raise in its place, as ``_linalg_check_errors`` inside ``linalg.inv``.
     """
     return name in _INNER_OPS or name in OPS
 

@@ -200,7 +200,7 @@ class Call:
             return None
         return entry, entry.cut
 
-    def signature(
+    def new_signature(
         self,
         ins: Mapping[int, Sbp],
         outs: Sbp | Sequence[Sbp],
@@ -227,7 +227,7 @@ class Call:
 
         Every rule offers it first, so that any call can run.
         """
-        return self.signature({}, B)
+        return self.new_signature({}, B)
 
     def same_split_signatures(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
         """Return the SBP signatures that split the first operand and all outputs along one dim.
@@ -235,9 +235,11 @@ class Call:
         For ``dims`` (0, 1): ``B -> B``, ``S(0) -> S(0)``, ``S(1) -> S(1)``, and ``P -> P`` if
         ``partial``. Other operands are B.
         """
-        signatures = [self.broadcast_signature()] + [self.signature({0: S(d)}, S(d)) for d in dims]
+        signatures = [self.broadcast_signature()] + [
+            self.new_signature({0: S(d)}, S(d)) for d in dims
+        ]
         if partial:
-            signatures.append(self.signature({0: P}, P))
+            signatures.append(self.new_signature({0: P}, P))
         return signatures
 
 

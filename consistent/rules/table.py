@@ -1,4 +1,4 @@
-"""Table of the rules of all ops, by name. An op without a row runs whole on every rank.
+"""Table of the rules of all ops, by name. Ops without a row run on gathered inputs on each rank.
 
 An op's name is what torch calls its function, without a trailing underscore (``add`` serves
 ``torch.add``, ``Tensor.add_``, ``+`` and ``torch.ops.aten.add``).
@@ -150,7 +150,7 @@ class Row:
     def serves_any_size(self, call: Call, ins: Sequence[NdSbp]) -> bool:
         """Return whether the signature of ``call`` for operand SBPs ``ins`` holds for all sizes.
 
-        If it does, the plan of this call is reused for calls that differ in sizes alone. (Which
+        If it does, the plan of this call is reused for calls that differ only in sizes. (Which
         sizes are 0 or 1 may always matter.)
         """
         if self.is_notation:

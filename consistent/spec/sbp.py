@@ -58,7 +58,7 @@ class Split(Sbp):
     __slots__ = ("__weakref__", "cut", "dim")
     is_split = True
     _instances: dict[int, Split] = {}
-    # Weak values, unlike _instances: a program may meet new sizes, and so new cuts, without end.
+    # Weak values, unlike _instances: a program may keep using new sizes, and so new cuts.
     _instances_by_cut: weakref.WeakValueDictionary[tuple[int, DimCut], Split] = (
         weakref.WeakValueDictionary()
     )

@@ -52,7 +52,7 @@ class Layout:
     sbp: NdSbp
     is_whole: bool  # every rank of the placement has the whole tensor
     is_cut: bool  # a dim is split into pieces that are not balanced
-    # For each dim up to the last split one: a dim with fewer items leaves some rank without any.
+    # For each dim up to the last split one: the fewest items with which no rank has an empty shard.
     parts: tuple[int, ...]
 
     @staticmethod
@@ -296,7 +296,7 @@ class TensorSpec:
         return self
 
 
-# Weak values, so that memory stays bounded if a program meets new shapes without end.
+# Weak values, so that memory stays bounded if a program keeps using new shapes.
 _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
 _interned: weakref.WeakValueDictionary[tuple, TensorSpec] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
@@ -341,7 +341,7 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
     """Resolve ``sbp`` as ``resolve_sbp`` does, but without checking that cuts fit the sizes.
 
     Use it where sizes are not known yet: only the length of ``shape``, the number of dims, must be
-    right.
+    correct.
     """
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:

@@ -6,9 +6,9 @@ with Tracer(on_op_end=note_op, on_boxing_begin=note_boxing).tracing():
 ```
 
 Reports, ``explain``, the recorders of pipelines, plans and compiled steps, and the simulation
-observe a program this way. A package that must react to one it cannot import, because it depends on
-it, registers once for the life of the process; an example are modules that prefetch the operands of
-the next op:
+observe a program this way. A package installs a tracer for the life of the process if it reacts to
+events of a package that it depends on, and that therefore cannot call it. The modules that prefetch
+the operands of the next op do so:
 
 ```
 Tracer(on_move=forget_shards).install()
@@ -43,7 +43,7 @@ class Tracer:
             result, the specs with which the operands were passed, and the specs of the result. Ops
             over lists pass no operands, and None for the result.
         on_adopt: (x, made), each plain tensor that an op takes, and the B global tensor made of it.
-        on_agreement: (ranks, begins), before and after ranks tell each other whether an op raised.
+        on_agreement: (ranks, begins), before and after ranks exchange whether an op raised.
         on_boxing_begin: (src, dst, steps), before each boxing.
         on_boxing_end: (src, dst), after each boxing that the program waits for.
         on_to_global: (x, moved), after each ``to_global`` that moves something.

@@ -39,7 +39,7 @@ def _call_backward(y: Any, *args: Any, **kwargs: Any) -> None:
 class _PlainBackwardMode(TorchFunctionMode):
     """Torch function mode that calls ``take(loss, run)`` for ``backward()`` of plain tensors.
 
-    ``intercept_backward`` uses it beside a ``Tracer``, which does the same for losses that
+    ``intercept_backward`` uses it together with a ``Tracer``, which does the same for losses that
     are global tensors.
     """
 

@@ -47,14 +47,14 @@ def shard_states(graph: Any, stage: int) -> None:
         for name, param in module.named_parameters(recurse=False):
             if is_global(param) and param.ndim and S(0) not in param.sbp:  # type: ignore[attr-defined]
                 sbp, placement = tuple(param.sbp), param.placement  # type: ignore[attr-defined]
-                split_sbp = _split_replicated(sbp)
+                split_sbp = _split_broadcast(sbp)
                 param_layouts = Layouts(sbp, grad=split_sbp if stage > 1 else sbp, step=split_sbp)
                 layouts[name] = param_layouts.on(placement)
         if layouts:
             install_step(module, Plan(layouts))
 
 
-def _split_replicated(sbp: NdSbp) -> NdSbp:
+def _split_broadcast(sbp: NdSbp) -> NdSbp:
     """Return ``sbp`` with S(0) in place of each B: ``(B, S(1)) -> (S(0), S(1))``."""
     return tuple(S(0) if entry is B else entry for entry in sbp)
 
@@ -75,7 +75,7 @@ def _shard_parameters(graph: Any) -> None:
         for name, param in module.named_parameters(remove_duplicate=False):
             layouts = tensors.get(name)
             if layouts is not None and param.ndim and S(0) not in layouts.sbp:
-                tensors[name] = Layouts(_split_replicated(layouts.sbp), use=layouts.use)
+                tensors[name] = Layouts(_split_broadcast(layouts.sbp), use=layouts.use)
         own_params = {id(param) for param in module.parameters()}
         # ``move`` accepts optimizers of this module's parameters only.
         optimizers = [

@@ -109,7 +109,7 @@ class GlobalTensor(torch.Tensor):
     is_leaf = _shard_property("is_leaf")
     grad_fn = _shard_property("grad_fn")
     layout = _shard_property("layout")
-    is_sparse = _shard_property("is_sparse")  # optimizers ask it of each gradient in each step
+    is_sparse = _shard_property("is_sparse")  # optimizers read it for each gradient in each step
     _version = _shard_property("_version")
     _backward_hooks = _hooks_property("_backward_hooks")
     _post_accumulate_grad_hooks = _shard_property("_post_accumulate_grad_hooks")

@@ -19,10 +19,10 @@ from ..dispatch.plans.shards import compare_and_adopt
 from ..movement.world import device_of
 from .global_tensor import GlobalTensor
 from .inspection import (
-    answers,  # noqa: F401  (it enters its answers)
-    elsewhere,  # noqa: F401  (it enters its names)
+    answers,  # noqa: F401  (registers its handlers)
+    elsewhere,  # noqa: F401  (adds its attributes)
 )
-from .storage import memory  # noqa: F401  (it enters its answers)
+from .storage import memory
 
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Graph breaks for ``torch.compile`` at frames that meet global tensors: these frames run eagerly.
+"""Graph breaks for ``torch.compile`` at frames that use global tensors: these frames run eagerly.
 
 Dynamo would trace a global tensor as its shard. No patch is needed: dynamo reads
-``__torch_dispatch__`` of the class of each tensor that it meets, and here this raises dynamo's own
+``__torch_dispatch__`` of the class of each tensor that it traces, and here this raises dynamo's own
 exception for "skip this frame". A warning says once what to call instead. With ``fullgraph=True``,
 which allows no such frame, an error says so instead.
 """
@@ -20,7 +20,7 @@ from ..tensor.global_tensor import GlobalTensor
 class _FrameSkipper:
     """Descriptor for ``__torch_dispatch__`` that makes dynamo skip frames that use global tensors.
 
-    Dynamo reads this attribute of the class of each tensor that it meets; the read raises dynamo's
+    Dynamo reads this attribute of the class of each tensor that it traces; the read raises dynamo's
     own exception for that. Any other reader gets the attribute of ``torch.Tensor``.
     """
 

@@ -56,7 +56,7 @@ def _create_mask_code(
     device=None,  # noqa: ANN001
 ):  # noqa: ANN202
     call = _create_mask  # noqa: F821  # pyright: ignore
-    # A frame that meets a global tensor is not compiled: it runs, and comes here again.
+    # A frame that uses a global tensor is not compiled: it runs, and comes here again.
     if not torch.compiler.is_dynamo_compiling():
         call = _create_mask_of_wholes  # noqa: F821  # pyright: ignore
     return call(mod_fn, B, H, Q_LEN, KV_LEN, device)

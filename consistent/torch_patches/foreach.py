@@ -1,4 +1,4 @@
-"""Changes that make optimizers and gradient clipping use list ops for global tensors.
+"""Changes that make optimizers and gradient clipping use foreach ops for global tensors.
 
 Torch's code uses ``torch._foreach_*`` only for tensors of certain types, and groups tensors by
 device.
@@ -16,16 +16,17 @@ import torch.nn.utils.clip_grad as clipping
 import torch.optim.optimizer as optimizer
 from torch.utils import _foreach_utils
 
-from ..dispatch.planning.lists import foreach  # noqa: F401  (enters the plans of list ops)
+from ..dispatch.planning.lists import foreach  # noqa: F401  (registers plans of foreach ops)
 from ..dispatch.plans.shards import is_global
 from ..tensor.global_tensor import GlobalTensor
 from .redirect import redirect
 
 
 def install() -> None:
-    """Make torch's optimizers accept global tensors in list ops (``torch._foreach_*``).
+    """Make torch's optimizers use foreach ops (``torch._foreach_*``) for global tensors.
 
-    They are added to the supported types, and the function that groups parameters is replaced.
+    Their class is added to the supported types, and the function that groups parameters is
+    replaced.
     """
     for supported_types in (
         optimizer._foreach_supported_types,
@@ -38,11 +39,11 @@ def install() -> None:
 
 
 def _clip_by_lists(function: Any) -> None:
-    """Make a clipping function of torch use list ops for global tensors even if ``foreach=False``.
+    """Make a clipping function of torch use foreach ops for global tensors whatever ``foreach`` is.
 
-    One by one, norms on several placements could not be combined, and a plain gradient would become
-    global when it is multiplied by a global norm. ``function`` stays the object that others have
-    imported; the function that it wraps with ``no_grad`` is replaced.
+    Without them norms on several placements could not be combined, and a plain gradient would
+    become global when it is multiplied by a global norm. ``function`` stays the object that others
+    have imported; the function that it wraps with ``no_grad`` is replaced.
     """
     (cell,) = function.__closure__
     body = cell.cell_contents

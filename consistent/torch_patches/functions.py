@@ -1,6 +1,6 @@
 """Changes for ``torch.autograd.Function``, which would otherwise get shards of global tensors.
 
-Three kinds of functions meet global tensors:
+Three kinds of functions are called with global tensors:
 
 * a user's function runs on whole, plain arguments and gradients on every rank (``whole_call``).
   Tensors that it reaches in other ways, by a closure, a module or a buffer, are global as in any

@@ -10,7 +10,7 @@ and names imported earlier are redirected, too.
 from __future__ import annotations
 
 from ..dispatch import _C, hook
-from ..tensor import methods  # noqa: F401  (enters its ops)
+from ..tensor import methods  # noqa: F401  (registers its handlers)
 from . import (
     backward,
     checkpoint,

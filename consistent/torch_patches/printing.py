@@ -1,4 +1,4 @@
-"""A change for torch's printing, so that one rank may print a global tensor alone.
+"""A change for torch's printing, so that a single rank may print a global tensor.
 
 torch's own code would read values, which is a collective.
 """

@@ -26,13 +26,13 @@ def install() -> None:
 
 def _get_state(get: Callable[..., Tensor], rng: Generator) -> Tensor:
     """Implement ``Generator.get_state``: torch's state and the count of global random ops."""
-    return generator.write_count(get(rng), generator.draw_count(rng))
+    return generator.store_draw_count(get(rng), generator.draw_count(rng))
 
 
 def _set_state(set_: Callable[..., Generator], rng: Generator, state: Tensor) -> Generator:
     """Implement ``Generator.set_state``, which also restores the count of global random ops."""
     result = set_(rng, state)
-    generator.set_draw_count(rng, generator.read_count(state))
+    generator.set_draw_count(rng, generator.stored_draw_count(state))
     return result
 
 

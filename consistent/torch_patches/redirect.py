@@ -38,7 +38,7 @@ def redirect(
 def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
     """Make ``builtin`` raise a TypeError if it is called with a global tensor.
 
-    ``name`` is how the message calls it, ``instead`` what to call in its place, and ``when`` is as
+    ``name`` is its name in the message, ``instead`` what to call in its place, and ``when`` is as
     in ``redirect``.
     """
 

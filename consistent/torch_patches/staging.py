@@ -69,7 +69,7 @@ def _state_of_global(
 
     Args:
         x: the tensor.
-        asker: names of the functions that torch passes on, which show who has called.
+        callers: names of the functions that torch passes on, which show who has called.
             ``_create_cpu_state_dict`` gets a copy of the shard, and ``_gather_state_dict`` the
             whole value; else ``x`` is copied into ``companion_obj``.
         companion_obj: tensor to copy into, or None.

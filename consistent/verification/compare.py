@@ -153,7 +153,7 @@ class Reference:
     double: dict[Key, TensorOnRanks]
 
     def value(self, key: Key) -> Tensor:
-        """Return the right value of a tensor: where possible that of the float64 run."""
+        """Return the correct value of a tensor: where possible that of the float64 run."""
         single = self.single[key].values[0]
         exact = to_float64((self.double.get(key) or self.single[key]).values[0])
         if exact.shape != to_float64(single).shape:
@@ -200,9 +200,9 @@ class Reference:
 
     @staticmethod
     def _valid_mask(single: Tensor, exact: Tensor) -> Tensor:
-        """Return a mask of the elements for which the float64 run has the right value.
+        """Return a mask of the elements for which the float64 run has the correct value.
 
-        The float64 run is not right at the end of the range of the step's own dtype:
+        The float64 run is not correct at the end of the range of the step's own dtype:
         ``finfo(x.dtype).min``, as in an attention mask, is another number in float64, and values
         that overflow in the step's dtype do not overflow in float64.
         """
@@ -276,7 +276,7 @@ def in_modules(seen: dict[Key, TensorOnRanks]) -> dict[Key, TensorOnRanks]:
 
 
 def _find_wrong(right: Reference, tensor: TensorOnRanks) -> Wrong | None:
-    """Return what is wrong with ``tensor``, or None if it is right up to rounding."""
+    """Return what is wrong with ``tensor``, or None if it is correct up to rounding."""
     exact, allowed = right.value(tensor.key), right.allowed(tensor.key)
     near = partial(_is_near, allowed or 1e-300)
     values = _wrong_values(tensor, exact, near)
@@ -298,14 +298,14 @@ def _is_near(within: float, a: Tensor, b: Tensor) -> bool:
 
 
 def _wrong_values(tensor: TensorOnRanks, exact: Tensor, near: Near) -> list[Tensor]:
-    """Return the wrong values of a tensor, as ``kind_of`` takes them; an empty list if it is right.
+    """Return the wrong values of a tensor, for ``kind_of``; an empty list if it is correct.
 
     These are the values of all ranks, if each rank should have the whole and they differ; otherwise
     the one tensor that the ranks' shards make up.
 
     Args:
         tensor: the tensor as the ranks hold it.
-        exact: the right value.
+        exact: the correct value.
         near: whether two tensors differ by rounding only.
     """
     values = [to_float64(v) for v in tensor.values]
@@ -321,7 +321,7 @@ def _wrong_values(tensor: TensorOnRanks, exact: Tensor, near: Near) -> list[Tens
 
 
 def _is_right(tensor: TensorOnRanks, values: list[Tensor], exact: Tensor, near: Near) -> bool:
-    """Return whether the ranks' ``values`` of a tensor without a spec are right.
+    """Return whether the ranks' ``values`` of a tensor without a spec are correct.
 
     Such a tensor is of a program that does not use global tensors. Each rank's value must be the
     whole one. Tensors other than parameters and their gradients may also be shards or addends.
@@ -337,8 +337,8 @@ def _is_right(tensor: TensorOnRanks, values: list[Tensor], exact: Tensor, near: 
 def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
     """Return whether the ranks' plain tensors are shards or addends of ``exact``, in any layout.
 
-    A program written by hand does not tell its layouts. A gradient may also be n times as large, or
-    1/n, as that of a mean over a rank's own part of the batch is.
+    The layouts of a program written by hand are unknown. A gradient may also be n or 1/n times as
+    large, as for a loss averaged over a rank's own part of the batch.
     """
     n = len(values)
     factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .held import join_parts
 
-MOST_SLICES = 4096  # most slices that are compared one by one
+MAX_SLICES = 4096  # most slices that are compared one by one
 
 Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another by rounding only
 
@@ -80,7 +80,7 @@ def _phrase_for_ranks(values: Sequence[Tensor], right: Tensor, near: Near) -> st
 
 
 def _phrase_for_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
-    """Return the phrase for a wrong ``value`` of the right shape, the same on all ``n`` ranks."""
+    """Return the phrase for a wrong ``value`` of the correct shape, the same on all ``n`` ranks."""
     scale = right.flatten().double()
     square = float(scale @ scale)
     times = float(value.flatten().double() @ scale) / square if square else 0.0
@@ -97,7 +97,7 @@ def _phrase_for_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
 
 
 def _phrase_for_factor(times: float, n: int) -> str:
-    """Return the phrase for a value that is the right one ``times`` a number, on ``n`` ranks."""
+    """Return the phrase for a value that is ``times`` the correct one, on ``n`` ranks."""
     if abs(times + 1) < 1e-3:
         return "the wrong sign"
     if abs(times - n) < 1e-2:
@@ -108,12 +108,12 @@ def _phrase_for_factor(times: float, n: int) -> str:
 
 
 def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
-    """Return how many slices of ``value`` are right, such as ``3 of 8 rows``; "" if none.
+    """Return how many slices of ``value`` are correct, such as ``3 of 8 rows``; "" if none.
 
-    It tries the dims from the first on, and counts along the first dim that has right slices.
+    It tries the dims from the first on, and counts along the first dim that has correct slices.
     """
     for dim, size in enumerate(right.shape):
-        if not 1 < size <= MOST_SLICES:
+        if not 1 < size <= MAX_SLICES:
             continue
         pairs = zip(value.unbind(dim), right.unbind(dim), strict=True)
         count = sum(near(a, b) and bool(b.any()) for a, b in pairs)
@@ -124,7 +124,7 @@ def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
 
 def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
     """Return whether ``value`` has the rows of ``right`` in another order."""
-    if right.ndim < 1 or not 1 < len(right) <= MOST_SLICES:
+    if right.ndim < 1 or not 1 < len(right) <= MAX_SLICES:
         return False
     orders = [
         x.flatten(1).double().sum(1).argsort() if x.ndim > 1 else x.argsort()

@@ -8,7 +8,7 @@ from ..drawing.pages.html import cell, escape, frame, search, table
 from .compare import Compared
 
 # Most rows of a table. An early fault makes everything after it differ, and the first rows show it.
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 def page(results: Sequence[Compared]) -> str:
@@ -41,8 +41,8 @@ def _section(result: Compared) -> str:
             cell(f"<code>{escape(wrong.layout)}</code>", "lays"),
             cell(escape(wrong.where), "site"),
         ]
-        for wrong in result.wrong[:MOST_ROWS]
+        for wrong in result.wrong[:MAX_ROWS]
     ]
     counts = f"{len(result.wrong)} of {result.compared} tensors differ, in the order of the program"
-    more = f"; the first {MOST_ROWS} are shown" if len(result.wrong) > MOST_ROWS else ""
+    more = f"; the first {MAX_ROWS} are shown" if len(result.wrong) > MAX_ROWS else ""
     return f"{title}<p>{counts}{more}.{rest}</p>" + table("tensors", heads, rows)

@@ -41,7 +41,7 @@ def start_method(step: Callable[..., Any]) -> str:
 
 
 def _forks_run_backward() -> bool:
-    """Return whether a fork of this process can run backward; torch tells only by trying."""
+    """Return whether a fork of this process can run backward; found out by trying."""
     fork = multiprocessing.get_context("fork").Process(target=_try_backward, daemon=True)
     fork.start()
     fork.join()

@@ -92,10 +92,10 @@ def verify(
             or more on whole batches, the same in each process: seed inside. What it returns, such
             as a loss, is compared too.
         plans: each as ``parallelize`` takes it.
-        programs: name -> another program that should do the same on so many ranks, by DDP, FSDP2,
+        programs: name -> another program that should do the same on ``ranks`` ranks, by DDP, FSDP2,
             DTensor or by hand. It calls ``place(model)``, too, which then only names the model's
             parts. Its parameters and their gradients must be whole, or DTensors; its activations
-            may be pieces or addends of the right ones.
+            may be shards or partial sums of the correct ones.
         ranks: the number of processes for each plan and program.
         grid: the shape of the placement for plans of several axes, such as ``(2, 2)``.
         batch: the layout that the model's batch gets under a plan; by default split along dim 0 by

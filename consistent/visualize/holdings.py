@@ -179,7 +179,7 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
 def shown_indices(n: int, most: int) -> list[int | None]:
     """Return the indices to show out of ``n`` items where at most ``most`` fit.
 
-    None stands for those left out: ``shown(9, 4)`` gives [0, 1, None, 8].
+    None stands for those left out: ``shown_indices(9, 4)`` gives [0, 1, None, 8].
     """
     if n <= most:
         return list(range(n))

@@ -16,7 +16,7 @@ from .holdings import share_text
 from .model_tree import Branch, PictureRow, rows, tree_of
 
 _FEW_RANKS = 8
-_MOST_ROWS = 120  # in a drawing
+_MAX_ROWS = 120  # in a drawing
 _LINE_HEIGHT = 20.0
 _BAR_WIDTH = 130.0
 _LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
@@ -80,7 +80,7 @@ class ModelPicture(Picture):
 
     def drawing(self) -> Drawing:
         picture_rows = list(rows(self.tree))
-        drawn_rows = picture_rows[:_MOST_ROWS]
+        drawn_rows = picture_rows[:_MAX_ROWS]
         names = max((18 * r.depth + 7.2 * len(_row_name(r)) for r in drawn_rows), default=0)
         columns = (20.0, max(180.0, 36 + names))
         shape = columns[1] + 150

@@ -16,7 +16,7 @@ from .tensor_text import axis_name, direction
 # Pixels of a rank's cell: width, and height without the miniature.
 _CELL_WIDTH, _ROW_HEIGHT = 132.0, 88.0
 _MAX_WIDTH, _MAX_HEIGHT = 104.0, 72.0  # maximum width and height of a miniature, in pixels
-_MOST_COLUMNS, _MOST_ROWS = 8, 6
+_MAX_COLUMNS, _MAX_ROWS = 8, 6
 _MARGIN = 20.0
 _LETTER_WIDTH = 6.2  # average width of a letter of a 12-pixel font, in pixels
 _MAX_DRAWING_WIDTH = 680.0  # a picture of few ranks grows up to this many pixels before text wraps
@@ -29,8 +29,8 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
     """
     grid = spec.placement.shape
     is_grid = len(grid) > 1
-    rows = shown_indices(grid[-2], _MOST_ROWS) if is_grid else [0]
-    columns = shown_indices(grid[-1], _MOST_COLUMNS)
+    rows = shown_indices(grid[-2], _MAX_ROWS) if is_grid else [0]
+    columns = shown_indices(grid[-1], _MAX_COLUMNS)
     left = _MARGIN + (92.0 if is_grid else 0.0)
     head, _, where = repr(spec).partition(" on ")
     texts = sentences(spec)

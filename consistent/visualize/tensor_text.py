@@ -28,8 +28,8 @@ from .holdings import RankPart, drawn_dims, rank_part, sentences, shown_indices,
 
 WIDE, HIGH = 10, 4  # size of a miniature, in characters
 _GAP = 2
-_MOST_LINES = 4  # maximum lines of ranks in a block
-_MOST_BLOCKS = 3
+_MAX_LINES = 4  # maximum lines of ranks in a block
+_MAX_BLOCKS = 3
 _MAX_REGION = 26  # maximum characters of a region
 
 _RankText = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its style
@@ -92,7 +92,7 @@ def _block_coordinates(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
     count = 1
     for n in outer:
         count *= n
-    for index in shown_indices(count, _MOST_BLOCKS):
+    for index in shown_indices(count, _MAX_BLOCKS):
         if index is None:
             yield (None,)
             continue
@@ -108,7 +108,7 @@ def _block_lines(
 ) -> list[str]:
     """Return the text lines of the ranks whose coordinates begin with ``outer``.
 
-    ``fill`` has the three characters of ``small``.
+    ``fill`` has the three characters of ``miniature``.
     """
     if None in outer:
         return []
@@ -117,7 +117,7 @@ def _block_lines(
     if len(grid) == 1:
         return _lines_of_ranks(spec, grid[0], colour, width, fill)
     names = [axis_name(spec, len(base) + k) for k in range(2)]
-    rows = shown_indices(grid[0], _MOST_LINES)
+    rows = shown_indices(grid[0], _MAX_LINES)
     margin = max(len(f"{names[0]} = {grid[0] - 1}"), 3) + _GAP
     cell = _cell_width(
         spec, (rank_part(spec, (*base, i, grid[1] - 1)) for i in rows if i is not None)
@@ -151,7 +151,7 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
     per_line = max(1, (width + _GAP) // (cell + _GAP))
     cells = [
         [("...", "dim")] if k is None else _rank_text(spec, rank_part(spec, (k,)), fill)
-        for k in shown_indices(n, per_line * _MOST_LINES)
+        for k in shown_indices(n, per_line * _MAX_LINES)
     ]
     out: list[str] = []
     for start in range(0, len(cells), per_line):
@@ -172,7 +172,7 @@ def _rank_text(spec: TensorSpec, rank_part: RankPart, fill: str) -> _RankText:
     """Return the text of one rank, line by line.
 
     It has the rank's number, its small picture of the tensor, its region and bytes. ``fill`` has
-    the three characters of ``small``.
+    the three characters of ``miniature``.
     """
     style = rank_part.piece
     picture: _RankText = [(row, style) for row in miniature(spec, rank_part, fill)]

@@ -20,11 +20,11 @@ from .shared_memory import SharedMemory
 from .symmetric_memory import SymmetricMemory
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     override: Transport | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 _default: Transport | None = None
 
 
@@ -39,7 +39,7 @@ def current() -> Transport:
 def _make_default() -> Transport:
     global _default
     # From the innermost out: messages, shared CPU memory, shared GPU memory. Each transport passes
-    # on to the next what it does not handle.
+    # what it does not handle to the one that it wraps.
     shared = SharedMemory(SeveralHosts())
     _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
     return _default

@@ -33,7 +33,7 @@ from . import replay
 from .host_speed import fixed_calls
 from .op_signature import OpSignature
 
-MAX_PROCESSES = 15  # background processes; more do not change a figure, and each takes memory
+MAX_PROCESSES = 15  # background processes; more would not change the measured times
 IDLE_S = 60.0  # without a request, after which the processes end
 STARTING_S = 60.0
 STARTED, FAILED = True, False  # the answers of a helper
@@ -57,7 +57,7 @@ class BackgroundLoad:
         self._end_processes: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
-    def running(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
+    def while_making(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
         """Let the other processes make ``call`` inside the block, and yield how many of them do.
 
         Args:
@@ -165,8 +165,8 @@ def helper() -> None:
 def _repeat_call(call: OpSignature | None, cold: bool, link: Connection) -> None:
     """Make ``call`` repeatedly until another request arrives on ``link``.
 
-    Before that, report on ``link`` whether the call could be made. ``cold`` is that of
-    ``BackgroundLoad.running``.
+    Before that, report on ``link`` whether the call could be made. ``cold`` is as in
+    ``BackgroundLoad.while_making``.
     """
     with replay.without_modes_and_grad():
         try:

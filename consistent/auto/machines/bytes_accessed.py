@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .op_signature import Many, OpSignature, tensor_descriptions
+from .op_signature import Many, OpSignature, tensors_of
 
 # Ops that copy nothing, although their schemas do not mark the results as aliases.
 VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh detach_ t_ set_ unsafe_split".split())
@@ -59,7 +59,7 @@ def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
         return indexing_bytes
     total = 0
     for info, value in _arguments(func, call):
-        size = sum(x.nbytes for x in tensor_descriptions(value))
+        size = sum(x.nbytes for x in tensors_of(value))
         written = info.alias_info is not None and info.alias_info.is_write
         reads = not (info.is_out or (written and name in _ONLY_WRITES) or name in _ONLY_SHAPES)
         total += size * (reads + (written and info.name not in _NOT_WRITTEN))
@@ -74,35 +74,30 @@ def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
         x.nbytes
         for info, out in zip(returns, outs)
         if info.alias_info is None
-        for x in tensor_descriptions(out)
+        for x in tensors_of(out)
     )
 
 
 def _indexing_bytes(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
-    """Return the bytes that an indexing op touches, of whose first tensor only some rows are used.
+    """Return the bytes that an indexing op touches; it uses only some rows of its first tensor.
 
     Return None for other ops, which touch their whole tensors.
     """
     if name in _READ_ROWS:
-        out_bytes = sum(x.nbytes for x in tensor_descriptions(call.out))
+        out_bytes = sum(x.nbytes for x in tensors_of(call.out))
         # The rows are read once and written once; all other arguments are read.
         return 2 * out_bytes + _bytes_after_first(func, call)
     if name in _WRITE_ROWS:
         arguments = dict((info.name, value) for info, value in _arguments(func, call))
-        row_bytes = sum(x.nbytes for x in tensor_descriptions(arguments.get(_WRITE_ROWS[name])))
-        return _bytes_after_first(func, call) + row_bytes * (
-            1 + _reads_written_rows(name, arguments)
-        )
+        row_bytes = sum(x.nbytes for x in tensors_of(arguments.get(_WRITE_ROWS[name])))
+        return _bytes_after_first(func, call) + row_bytes * (1 + _adds_rows(name, arguments))
     if name == "embedding_dense_backward":  # zeros, and then rows are added to some of them
-        grad = tensor_descriptions(call.args[0])
-        return sum(
-            x.nbytes
-            for x in (*grad, *grad, *tensor_descriptions(call.args), *tensor_descriptions(call.out))
-        )
+        grad = tensors_of(call.args[0])
+        return sum(x.nbytes for x in (*grad, *grad, *tensors_of(call.args), *tensors_of(call.out)))
     return None
 
 
-def _reads_written_rows(name: str, arguments: dict[str, Any]) -> bool:
+def _adds_rows(name: str, arguments: dict[str, Any]) -> bool:
     """Return whether an indexing op adds to the rows that it writes, and so reads them as well.
 
     ``arguments`` has the arguments of the call by name.
@@ -113,7 +108,7 @@ def _reads_written_rows(name: str, arguments: dict[str, Any]) -> bool:
 
 def _bytes_after_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
     values = [value for _, value in _arguments(func, call)]
-    return sum(x.nbytes for x in tensor_descriptions(tuple(values[1:])))
+    return sum(x.nbytes for x in tensors_of(tuple(values[1:])))
 
 
 def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:

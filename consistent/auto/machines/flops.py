@@ -1,5 +1,5 @@
-"""Count of the floating-point operations of one call of an aten function: which function is which
-product of ``cost_model/flops.py``."""
+"""Floating-point operations of one call of an aten function, by ``cost_model/flops.py`` or torch's
+flop counter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _cudnn_convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
 
 def _convolution_backward_flops(args: tuple, kwargs: dict, out: Any) -> float:
     grad, x, w, transposed, mask = args[0], args[1], args[2], args[7], args[10]
-    # The gradients of input and weight cost one product each; the bias has none.
+    # The gradients of input and weight cost one convolution each; that of the bias is not counted.
     product_flops = flops.convolution(x.shape, w.shape, grad.shape, transposed)
     return product_flops * sum(map(bool, mask[:2]))
 
@@ -57,7 +57,7 @@ def _attention_backward_flops(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _last_dim_flops(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of a product that sums over the last dim of its first argument.
+    """Return the flops of a matmul that sums over the last dim of its first argument.
 
     Example: [m, k] @ [k, n] gives 2 * m * k * n.
     """
@@ -103,7 +103,7 @@ def _own_formula(func: torch._ops.OpOverload) -> Callable[[tuple, dict, Any], fl
 
 
 def is_product(func: torch._ops.OpOverload) -> bool:
-    """Return whether the op multiplies matrices or vectors."""
+    """Return whether the op is a matmul, a convolution or attention."""
     return _own_formula(func) is not None or _torch_formula(func) is not None
 
 
@@ -117,9 +117,9 @@ def _torch_formula(func: torch._ops.OpOverload) -> Callable | None:
 
 
 def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> float:
-    """Return the multiplications and additions of the matrix products in one call of ``func``.
+    """Return the floating-point operations of the matmuls in one call of ``func``.
 
-    They are computed from shapes alone. For ops that multiply no matrices or vectors, 0.
+    Convolutions and attention count as matmuls. Only shapes are used. 0 for other ops.
 
     Args:
         args, kwargs, out: arguments and result of the call.

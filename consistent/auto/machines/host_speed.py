@@ -25,10 +25,10 @@ def _operands() -> tuple[torch.Tensor, ...]:
 
 
 def fixed_calls() -> None:
-    """Make the calls whose seconds tell how fast the host is at the moment.
+    """Make the calls whose duration shows how fast the host is at the moment.
 
-    They are matrix products, ops on a tensor that fits in a cache, and one op on a tensor that is
-    larger than most caches.
+    They are matmuls, ops on a tensor that fits in a cache, and one op on a tensor that is larger
+    than most caches.
     """
     square, small, large = _operands()
     for _ in range(4):

@@ -10,8 +10,8 @@ Some lines name another source, or say that a figure was measured:
 * Hosts: DGX A100 has eight 200 Gb/s HDR cards for eight GPUs, DGX H100 and H200 eight 400 Gb/s NDR.
 * NCCL reaches 0.8 of NVLink's rate: "protocol overhead (~20%)" (nccl-tests, issue 212), and 0.91 of
   InfiniBand's rate: 91 GB/s by four cards of 25 (nccl-tests, issue 100).
-* Latencies are those by which NCCL itself chooses (src/graph/tuning.cc, LL128): a hop of a ring
-  takes 1.9 us by NVLink and 4 us by a network card; 7 us are spent for any message.
+* Latencies are those by which NCCL itself chooses an algorithm (src/graph/tuning.cc, LL128): a hop
+  of a ring takes 1.9 us by NVLink and 4 us by a network card; 7 us are spent for any message.
 * Orders of magnitude, not from a source: ops reach 0.8 of the memory rate, torch takes 10 us of
   Python and dispatch for an op with gradients, and any kernel takes 5 us.
 """
@@ -53,7 +53,7 @@ def _gpu(
     """Return a function of (name, ranks per host) that makes a machine with one kind of GPU.
 
     Args:
-        peak_flops: dtype -> flop/s of matrix products.
+        peak_flops: dtype -> flop/s of matmuls.
         memory: (bytes, bytes per second).
         nvlink, infiniband: bytes per second in one direction, for each GPU.
     """

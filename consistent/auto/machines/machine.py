@@ -17,9 +17,9 @@ from .checked import check_machine
 class Machine(CostModel):
     """Identical hosts, each with some devices, and what ops and messages cost on them.
 
-    A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
-    at the memory rate. Any other op takes its bytes at the memory rate. Both start after
-    ``launch_seconds``. The Python process takes ``host_seconds`` for each op in the mean, more in
+    A matmul takes the longer of two times: its flops at (peak x efficiency), and its bytes at the
+    memory rate. Any other op takes its bytes at the memory rate. Both start after
+    ``launch_seconds``. The Python process takes ``host_seconds`` for each op on average, more in
     forward and less elsewhere (``OP_SHARES``). If ``host_overlaps``, the process
     runs ahead of the device: a step takes as long as the slower of the two, and an op starts when
     it has been issued and the device is free. On a CPU both are the same processor, so their times
@@ -30,7 +30,7 @@ class Machine(CostModel):
         device_type: "cpu" or "cuda".
         ranks_per_host: number of consecutive ranks of the world on one host, with one device each.
         memory_bytes: memory of a device, in bytes.
-        peak_flops: dtype -> flop/s of products at the clock of the data sheet, without sparsity. A
+        peak_flops: dtype -> flop/s of matmuls at the clock of the data sheet, without sparsity. A
             dtype that is not listed has the lowest of these rates.
         memory_bytes_per_s: bytes per second that a device reads + writes, by its data sheet.
         memory_fraction: the fraction of ``memory_bytes_per_s`` that ops reach.
@@ -38,13 +38,13 @@ class Machine(CostModel):
         between: links between ranks of different hosts.
         message_start_s: seconds that any message takes in addition to its hops.
         launch_seconds: seconds that any op takes on the device, however small.
-        host_seconds: seconds of Python, autograd and dispatch for each op, in the mean over forward
+        host_seconds: seconds of Python, autograd and dispatch for each op, on average over forward
             and backward.
-        efficiency: (seconds at the peak rate, fraction of the peak rate reached) of products, by
-            rising seconds; logarithms are interpolated between two points, so that a larger product
+        efficiency: (seconds at the peak rate, fraction of the peak rate reached) of matmuls, by
+            rising seconds; logarithms are interpolated between two points, so that a larger matmul
             is never estimated to be faster.
-        overlap: share of the shorter of an op's products and memory accesses that passes during the
-            longer, 0 to 1.
+        overlap: of an op's compute time and memory time, the share of the shorter that passes
+            during the longer, 0 to 1.
 
     Raises:
         ValueError: a figure is missing, negative or NaN; the message names the figure.
@@ -54,7 +54,7 @@ class Machine(CostModel):
         check_machine(self)
 
     def of(self, ranks: int) -> Machine:
-        """Return the machine adapted to a world of ``ranks`` ranks; here, the machine itself."""
+        """Return the machine for a world of ``ranks`` ranks: itself, except in subclasses."""
         return self
 
     def link(self, ranks: int) -> Link:

@@ -130,7 +130,7 @@ def _plain(x: Any) -> Plain | Unknown:
     return Unknown(type(x).__name__)
 
 
-def tensor_descriptions(x: Any) -> list[Like]:
+def tensors_of(x: Any) -> list[Like]:
     """Return the tensors' descriptions in ``x``, a description of a call or of an argument.
 
     A tensor that is passed twice appears once. The result of a call is not included.
@@ -139,9 +139,9 @@ def tensor_descriptions(x: Any) -> list[Like]:
         return [x]
     if isinstance(x, (Many, OpSignature)):
         parts: tuple = x.items if isinstance(x, Many) else (x.args, x.kwargs)
-        return [tensor for part in parts for tensor in tensor_descriptions(part)]
+        return [tensor for part in parts for tensor in tensors_of(part)]
     if type(x) is tuple:
-        return [tensor for part in x for tensor in tensor_descriptions(part)]
+        return [tensor for part in x for tensor in tensors_of(part)]
     return []
 
 

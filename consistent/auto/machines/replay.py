@@ -18,14 +18,14 @@ from torch import Tensor
 from mirrored.freed_memory import keep_freed_memory
 
 from ...dispatch.planning.without_modes import without_modes
-from .op_signature import Like, Many, OpSignature, Plain, Same, is_replayable, tensor_descriptions
+from .op_signature import Like, Many, OpSignature, Plain, Same, is_replayable, tensors_of
 from .stopwatch import typical_seconds
 from .work import Work, work_of
 
-MOST_BYTES = 1 << 28  # of one trial; calls that need more are shrunk
-MOST_SECONDS = 0.3  # of one call, as estimated; longer calls are shrunk
+MAX_BYTES = 1 << 28  # of one trial; calls that need more are shrunk
+MAX_SECONDS = 0.3  # of one call, as estimated; longer calls are shrunk
 CACHE_BYTES = 1 << 25  # assumed for a host that does not report its caches
-MOST_COPIES = 512  # sets of a call's tensors
+MAX_COPIES = 512  # sets of a call's tensors
 # Ops that index a dim of their first float tensor -> this dim, whose length bounds the indices.
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
@@ -91,7 +91,7 @@ def _index_bound(call: OpSignature) -> int:
     it is the number of rows of the table.
     """
     name = call.op.split(".")[1]
-    inputs = tensor_descriptions(call)
+    inputs = tensors_of(call)
     floats = [x for x in inputs if x.dtype.is_floating_point and x.shape]
     if name in _BOUNDS and floats:
         return max(floats[0].shape[_BOUNDS[name]], 1)
@@ -123,7 +123,7 @@ def shrink_call(call: OpSignature, times: int) -> OpSignature:
     Raises:
         CannotReplay: the leading dim is too short.
     """
-    largest = max(tensor_descriptions(call), key=lambda x: x.nbytes, default=None)
+    largest = max(tensors_of(call), key=lambda x: x.nbytes, default=None)
     if largest is None or not largest.shape or largest.shape[0] < 2 * times:
         raise CannotReplay(call.op)
     old, new = largest.shape[0], largest.shape[0] // times
@@ -170,7 +170,7 @@ def replay_function(
     keep_freed_memory()  # as every rank of a job does
     func, call_bytes = find_op(call.op), max(bytes_needed(call), 1)
     # One set more than the caches hold.
-    count = max(1, min(MOST_COPIES, -(-cache_bytes() // call_bytes))) + 1 if cold else 1
+    count = max(1, min(MAX_COPIES, -(-cache_bytes() // call_bytes))) + 1 if cold else 1
     argument_sets = cycle([new_arguments(call, device) for _ in range(count)])
 
     def run() -> object:
@@ -234,10 +234,7 @@ def work_on_meta(call: OpSignature) -> Work:
 
 def bytes_needed(call: OpSignature) -> int:
     """Return the bytes of tensors that must be allocated to time the call."""
-    return sum(
-        _span(x) * x.dtype.itemsize
-        for x in (*tensor_descriptions(call), *tensor_descriptions(call.out))
-    )
+    return sum(_span(x) * x.dtype.itemsize for x in (*tensors_of(call), *tensors_of(call.out)))
 
 
 def _span(x: Like) -> int:

@@ -9,7 +9,7 @@ import torch
 
 TIMED_S = 0.02  # seconds for which a call is repeated
 RUN_S = 1e-4  # least seconds of one run: a run makes a shorter call several times
-MOST_RUNS = 50
+MAX_RUNS = 50
 FEWEST_RUNS = 5
 LONG_S = 0.3  # a call that takes longer is made only twice, and its second run counts
 TRIES = 3
@@ -43,7 +43,7 @@ def _seconds_of_runs(run: Callable[[], object]) -> list[float]:
     first = time_calls(run, 1, single_threaded)[0]
     count = max(1, round(RUN_S / max(first, 1e-6)))
     fewest = 1 if first > LONG_S else FEWEST_RUNS
-    while len(runs) < fewest or (spent_seconds < TIMED_S and len(runs) < MOST_RUNS):
+    while len(runs) < fewest or (spent_seconds < TIMED_S and len(runs) < MAX_RUNS):
         seconds, passed = time_calls(run, count, single_threaded)
         runs.append(seconds / count)
         spent_seconds += passed

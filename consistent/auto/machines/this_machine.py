@@ -81,7 +81,8 @@ class ThisMachine(Machine):
     def of(self, ranks: int) -> ThisMachine:
         """Return the machine for a world of ``ranks`` ranks, distributed over its hosts.
 
-        If a host has more ranks than cores, they take turns, and ops take longer by this factor.
+        If a host has more ranks than cores, they take turns: with two ranks per core, each op takes
+        twice as long.
         """
         ranks_here = -(-ranks // self.hosts)
         if ranks_here <= self.ranks_per_host and self.hosts == 1:
@@ -167,16 +168,16 @@ class ThisMachine(Machine):
         """
         if self.host_speed is not None and not self.host_speed.is_known:
             _measure_speed(self.host_speed, self.background_load)
-        with self.background_load.running(call, cold):
+        with self.background_load.while_making(call, cold):
             seconds = replay.time_call(call, cold)
         return seconds if self.host_speed is None else self.host_speed.at_usual_speed(seconds)
 
     def _can_replay(self, work: Work) -> bool:
         """Return whether the call is small enough, in memory and time, to be made on this host."""
         assert isinstance(work.key, OpSignature)
-        if replay.bytes_needed(work.key) > replay.MOST_BYTES:
+        if replay.bytes_needed(work.key) > replay.MAX_BYTES:
             return False
-        return super().op_seconds(work) <= replay.MOST_SECONDS
+        return super().op_seconds(work) <= replay.MAX_SECONDS
 
     def link(self, ranks: int) -> Link:
         """Return the bandwidth and latency of messages between ``ranks`` ranks.
@@ -306,7 +307,7 @@ def _seconds_on_meta(call: OpSignature) -> float | None:
 
 def _usual_seconds(background_load: BackgroundLoad) -> float:
     """Return the usual seconds of the fixed calls of ``host_speed.py``, with all cores busy."""
-    with replay.without_modes_and_grad(), background_load.running(None):
+    with replay.without_modes_and_grad(), background_load.while_making(None):
         return fixed_seconds(USUAL_S)
 
 
@@ -315,7 +316,7 @@ def _measure_speed(host_speed: HostSpeed, background_load: BackgroundLoad) -> No
 
     ``background_load`` are the processes that keep the other cores busy.
     """
-    with replay.without_modes_and_grad(), background_load.running(None):
+    with replay.without_modes_and_grad(), background_load.while_making(None):
         host_speed.measure()
 
 

@@ -1,4 +1,4 @@
-"""The ``Work`` of a call of an aten function: the flops of its products, and the memory that it
+"""The ``Work`` of a call of an aten function: the flops of its matmuls, and the memory that it
 reads and writes."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from ...cost_model.work import Work
 from .bytes_accessed import ALLOCATES, VIEWS, touched_bytes
 from .flops import ATTENTION, CONVOLUTIONS, flops_of, is_product
-from .op_signature import Like, OpSignature, describe_call, tensor_descriptions
+from .op_signature import Like, OpSignature, describe_call, tensors_of
 
 _COPIES = frozenset(
     """clone copy_ _to_copy cat stack index index_select gather embedding _foreach_copy_ new_full
@@ -56,7 +56,7 @@ def _new_work(
     func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any, key: OpSignature
 ) -> Work:
     kind = kind_of(func)
-    call_tensors = tensor_descriptions(key) or tensor_descriptions((key.out,))
+    call_tensors = tensors_of(key) or tensors_of((key.out,))
     largest = max(call_tensors, key=_dtype_priority, default=None)
     dtype = largest.dtype if largest is not None else torch.float32
     if kind == "view":
@@ -111,7 +111,7 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 def _is_view(func: torch._ops.OpOverload) -> bool:
     """Return whether the op only makes views: each result aliases an argument.
 
-    An op that writes into an argument, and returns it, is no view.
+    An op that modifies an argument in place, and returns it, is no view.
     """
     schema = func._schema
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):

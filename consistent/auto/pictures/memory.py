@@ -16,7 +16,7 @@ _MARKS: dict[str, str] = dict(zip(MEMORY_KINDS, "PGOAB", strict=True))
 
 
 class MemoryPicture(Picture):
-    """Bar chart of the most memory that each simulated rank holds during a step.
+    """Bar chart of the peak memory of each simulated rank during a step.
 
     Args:
         peaks: peak by rank, as reported by a simulation.

@@ -22,7 +22,7 @@ from ...graph.program import StagesProgram, refs
 from ...pipeline.part import ProgramPart
 from ...spec import Placement, TensorSpec
 from ...spec.nested import tensors_in
-from ..machines.op_signature import tensor_descriptions
+from ..machines.op_signature import tensors_of
 from .log import MemoryEvent, Message, SimulatedOp
 
 Place = tuple[int, int]  # (stage, position among its ranks)
@@ -63,10 +63,10 @@ class EqualStages:
         self.earlier_stage: dict[int, int] = {}
         """Stage -> an earlier equal stage; has no entry for a stage without one."""
 
-    def find_by_kind(
+    def record_equal_by_kind(
         self, stage: int, kind: Hashable, program: StagesProgram, lines: ProgramPart
     ) -> None:
-        """Look for an earlier stage that equals ``stage``, before the forward of ``stage`` runs.
+        """Record an earlier stage that equals ``stage``, if any, before its forward runs.
 
         This is called if the caller of the simulation gave a kind for each stage.
 
@@ -77,12 +77,12 @@ class EqualStages:
         """
         specs = tuple(_spec_key(program.spec(move.out)) for move in lines.entering)
         op_names = tuple("" if line.is_module else line.name for line in lines.lines)
-        self._find_equal(stage, program, lines, (kind, specs, op_names))
+        self._record_if_equal(stage, program, lines, (kind, specs, op_names))
 
-    def find_by_events(
+    def record_equal_by_events(
         self, stage: int, program: StagesProgram, lines: ProgramPart, forward: ActionEvents
     ) -> None:
-        """Look for an earlier stage whose first forward had the same events as that of ``stage``.
+        """Record an earlier stage whose first forward had the same events as that of ``stage``.
 
         Args:
             program: the recorded program of all stages.
@@ -90,9 +90,9 @@ class EqualStages:
             forward: events of the first forward of ``stage``, which has run.
         """
         events = tuple(self._event_key(e, stage) for e in forward.events)
-        self._find_equal(stage, program, lines, events)
+        self._record_if_equal(stage, program, lines, events)
 
-    def _find_equal(
+    def _record_if_equal(
         self, stage: int, program: StagesProgram, lines: ProgramPart, forward_key: Hashable
     ) -> None:
         # A stage with losses or results equals no other. ``events_for_stage`` also needs stages on
@@ -110,7 +110,7 @@ class EqualStages:
         if isinstance(event, SimulatedOp):
             key = event.work.key
             # Without arguments that are not tensors: among them is the counter of a random op.
-            return key.op, tuple(tensor_descriptions(key)), key.out
+            return key.op, tuple(tensors_of(key)), key.out
         if isinstance(event, Message):
             ranks = tuple(self._relative_place(rank, stage) for rank in event.ranks)
             return event.name, event.bytes, ranks, bool(event.start), bool(event.wait)

@@ -36,10 +36,11 @@ class CacheModel:
             self._last_access[number] = now
             self._touched_bytes[rank] += nbytes
 
-    def record_read(self, rank: int, memories: Memories) -> float:
-        """Note that ``rank`` reads ``memories``; return the share of their bytes not in its cache.
+    def cold_share_of_read(self, rank: int, memories: Memories) -> float:
+        """Return the share of ``memories``, which ``rank`` now reads, that is not in its cache.
 
-        The share is between 0 and 1. ``memories`` has (number, bytes) of each storage.
+        The share is between 0 and 1, and the read is recorded. ``memories`` has (number, bytes) of
+        each storage.
         """
         now, total, cold = self._touched_bytes[rank], 0, 0
         for number, nbytes in memories:

@@ -23,7 +23,7 @@ from ...spec.tracer import Tracer
 
 
 class Callers:
-    """Observer of a program that tells whether forward, backward or an optimizer calls an op.
+    """Observer of a program that reports whether forward, backward or an optimizer calls an op.
 
     The caller decides how much Python time the op takes.
     """

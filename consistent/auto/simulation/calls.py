@@ -88,8 +88,8 @@ def log_calls(
 def _copy_arguments(arguments: Any, blank: Callable[[Tensor], Any]) -> Any:
     """Return a copy of a call's arguments, with ``blank(x)`` in place of each tensor x.
 
-    They are copied before the module runs, because later modules may write into them, such as into
-    a cache of keys.
+    They are copied before the module runs, because later modules may modify them in place, such as
+    a key-value cache.
     """
     with _CopyingTensors(blank):
         try:

@@ -40,9 +40,9 @@ from .shapes import ResultShape, ShapeCache, map_leaves
 from .values import Values
 
 _aten = torch.ops.aten
-_NoTorchFunction = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
-# Ops on real tensors that make at most so many elements run for real, and take no simulated time.
+# Ops on real tensors with results of at most this many elements are run, in no simulated time.
 MAX_REAL_NUMEL = 1 << 14
 # Ops that read no values and run as they are. The first three return a tensor on the same memory,
 # which their schemas do not say.
@@ -85,13 +85,13 @@ class Imagined(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._cache_model = recency
-        self._logs_views = views
+        self._log_views = views
         self._log, self._values = log, values
         self._rank_of, self._caller = rank_of, caller
         self.memory = Memory(log)
         self._shapes = ShapeCache()
         # Above 0 while this object makes a tensor, by ops that are not logged.
-        self._unlogged_depth = 0
+        self._silent = 0
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, receiver: int | None = None
@@ -101,11 +101,11 @@ class Imagined(TorchDispatchMode):
         With ``receiver``, its memory is logged as the result of a message to the rank ``receiver``.
         The tensor may be written in place.
         """
-        self._unlogged_depth += 1
+        self._silent += 1
         try:
             out = _imagined_empty(tuple(shape), dtype)
         finally:
-            self._unlogged_depth -= 1
+            self._silent -= 1
         rank = self._rank_of(None, ()) if receiver is None else receiver
         self.memory.register(out, rank, receiver is not None)
         if self._cache_model is not None:
@@ -116,14 +116,10 @@ class Imagined(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with _NoTorchFunction():
+        with _DisableTorchFunction():
             # Views run for real: they must share the storage of their base.
-            if self._unlogged_depth or func.is_view or func in _RUN_AS_IS:
-                if (
-                    self._logs_views
-                    and not self._unlogged_depth
-                    and self.memory.number(args[0]) is not None
-                ):
+            if self._silent or func.is_view or func in _RUN_AS_IS:
+                if self._log_views and not self._silent and self.memory.number(args[0]) is not None:
                     rank = self._rank_of(_placement_of(args), args[:1])
                     self._log.events.append(SimulatedOp(rank, VIEW, "", caller=self._caller()))
                 return func(*args, **kwargs)
@@ -189,7 +185,7 @@ class Imagined(TorchDispatchMode):
         return (
             0.0
             if self._cache_model is None
-            else self._cache_model.record_read(rank, self._memory_sizes(inputs))
+            else self._cache_model.cold_share_of_read(rank, self._memory_sizes(inputs))
         )
 
     def _assign_owners(self, inputs: Iterable[Tensor], placement: Any) -> None:
@@ -230,11 +226,11 @@ class Imagined(TorchDispatchMode):
         def imagined_result(x: Any) -> Any:
             if not isinstance(x, ResultShape):
                 return x
-            self._unlogged_depth += 1
+            self._silent += 1
             try:
                 out = _imagined_strided(x)
             finally:
-                self._unlogged_depth -= 1
+                self._silent -= 1
             self.memory.register(out, rank)
             if self._cache_model is not None:
                 self._cache_model.record_write(rank, self._memory_sizes([out]))

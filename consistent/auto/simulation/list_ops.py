@@ -1,4 +1,4 @@
-"""Division of an op on lists of tensors among the ranks that a simulated process stands for.
+"""Division of a foreach op (on lists of tensors) among the ranks that one process simulates.
 
 A step of an optimizer may be one call for the parameters of all stages:
 
@@ -21,9 +21,9 @@ _LIST_OP_PREFIXES = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
 class RankShare:
-    """What one rank computes of an op on lists of tensors.
+    """What one rank computes of a foreach op, such as ``torch._foreach_add``.
 
-    ``positions`` are those in the lists; None stands for all of them.
+    ``positions`` are the indices in the lists that the rank computes; None stands for all.
     """
 
     def __init__(self, rank: int, positions: Sequence[int] | None = None) -> None:
@@ -43,7 +43,7 @@ class RankShare:
 def split_by_rank(
     func: torch._ops.OpOverload, args: tuple, rank_of: Callable[[Sequence[Tensor]], int]
 ) -> list[RankShare] | None:
-    """Return what each rank computes of an op on lists of tensors; None for other ops.
+    """Return what each rank computes of a foreach op; None for other ops.
 
     ``rank_of`` returns the rank that holds the tensors at one position of the lists.
     """

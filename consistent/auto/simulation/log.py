@@ -19,7 +19,8 @@ class SimulatedOp:
         placement: placement of its tensors, if they are global; ranks outside the placement run the
             op on ``meta``.
         cold: the share of its inputs that no cache holds, 0 to 1.
-        caller: who calls it, which decides how much Python it takes (``Machine.op_host_seconds``).
+        caller: who calls it, which decides how much Python time it takes
+            (``Machine.op_host_seconds``).
     """
 
     rank: int
@@ -123,6 +124,6 @@ class Log:
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line
 
-    def record_read(self, what: str) -> None:
+    def note_read(self, what: str) -> None:
         """Note that the program read a value that does not exist; ``what`` has method and line."""
         self.read[what] = self.read.get(what, 0) + 1

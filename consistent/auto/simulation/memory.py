@@ -9,7 +9,7 @@ import torch
 
 from .log import Log, MemoryEvent
 
-_NoTorchFunction = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 
 
@@ -32,7 +32,7 @@ class Memory:
 
         ``message`` says that ``x`` is the result of a message.
         """
-        with _NoTorchFunction():
+        with _DisableTorchFunction():
             storage = _T.untyped_storage(x)
             address = storage._cdata
             if address in self._numbers:
@@ -60,7 +60,7 @@ class Memory:
 
     def number(self, x: torch.Tensor) -> int | None:
         """Return the number that identifies the memory of ``x``; None if ``x`` is a real tensor."""
-        with _NoTorchFunction():
+        with _DisableTorchFunction():
             if x.layout is not torch.strided:
                 return None
             return self._numbers.get(_T.untyped_storage(x)._cdata)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...drawing.pages.canvas import MOST_DRAWN, Drawn, canvas
+from ...drawing.pages.canvas import MAX_DRAWN, Drawn, canvas
 from ...drawing.pages.html import cell, escape, frame, number, numbers, search, stacks, table
 from ...drawing.words import seconds_text, short_site
 from ...spec.bytes_text import bytes_text
@@ -18,13 +18,8 @@ from .timeline import ACTIONS, Span, Track
 
 SimulatedStep = Any  # of report.py, which imports this file
 
-_COLOURS = (
-    "--bar",
-    "--back",
-    "--half",
-    "--rest",
-    "--box",
-)  # of memory, in the order of MEMORY_KINDS
+# Colours of memory, in the order of MEMORY_KINDS.
+_COLOURS = ("--bar", "--back", "--half", "--rest", "--box")
 _TIMES = {
     "compute": "--bar",
     "boxing that it waits for": "--box",
@@ -173,7 +168,7 @@ def _timeline_html(step: SimulatedStep) -> str:
         lane_index = {name: len(lanes) + i for i, name in enumerate(used_lanes)}
         lanes += [(f"rank {track.rank} {name}", _LANES.get(name, "--bar")) for name in used_lanes]
         events += [(lane_index[_lane(span)], *_event(span)) for span in spans]
-    omitted = len(events) - MOST_DRAWN
+    omitted = len(events) - MAX_DRAWN
     omitted_text = (
         "" if omitted <= 0 else f" {omitted:,} later events are left out; a trace holds them."
     )
@@ -186,7 +181,7 @@ def _timeline_html(step: SimulatedStep) -> str:
         f"(wire). Pale parts of a schedule are its bubble.{omitted_text}"
     )
     events.sort(key=lambda event: event[2])
-    return canvas("Timeline", note, lanes, events[:MOST_DRAWN])
+    return canvas("Timeline", note, lanes, events[:MAX_DRAWN])
 
 
 def _lane(span: Span) -> str:

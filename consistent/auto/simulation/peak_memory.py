@@ -23,10 +23,11 @@ class Peak:
 
 
 def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
-    """Return rank -> the peak of the memory that it holds, from event number ``begin`` on.
+    """Return rank -> its peak memory, from event number ``begin`` on.
 
     Args:
-        events: all events of the simulation, since earlier ones allocate what is held in the step.
+        events: all events of the simulation, since earlier ones allocate memory that is in use in
+            the step.
         kinds: number of a memory that lasts between steps -> its kind, such as "parameters".
     """
     peak_of = _peak_of_ranks(events, begin)
@@ -50,11 +51,10 @@ def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[i
 
 
 def _peak_of_ranks(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
-    """Return rank -> (bytes, index, kept, grads) at the rank's peak.
+    """Return for each rank its peak memory as (bytes, index, kept, grads).
 
-    ``index`` is the event after which the rank holds these bytes. ``kept`` and ``grads`` are how
-    many of them are activations and gradients of a pipeline schedule in progress, whose events are
-    not in ``events`` one by one.
+    ``bytes`` are in use after event number ``index``. If that event is a pipeline schedule,
+    ``kept`` and ``grads`` are the bytes of activations and gradients inside it; otherwise 0.
     """
     held: Counter[int] = Counter()
     peak_of: dict[int, tuple[int, int, int, int]] = {}
@@ -90,8 +90,8 @@ def _bytes_by_kind(
 def schedule_peaks(run: SimulatedSchedule) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) when their sum is largest in a schedule.
 
-    Activation bytes are those that forwards keep until their backward, those that are held only
-    within an action, and messages for the next actions that arrive during an action.
+    Activation bytes are activations kept for backward, memory in use only within an action (such as
+    one forward), and messages for later actions that arrive during it.
     """
     most_of: dict[int, tuple[int, int]] = {}
     gradient_bytes = {stage: _gradient_bytes(run, stage) for stage in range(run.table.stages)}
@@ -126,7 +126,7 @@ def _last_micro_batch(run: SimulatedSchedule) -> int:
 def _gradient_bytes(run: SimulatedSchedule, stage: int) -> int:
     """Return the bytes of gradients that the first backward of a stage allocates.
 
-    They are what is held after all actions of its first micro-batch, but not before.
+    They are the bytes in use after all actions of its first micro-batch, but not before.
     """
     is_last = _last_micro_batch(run) == 0
     kinds = [kind for kind in "FBIW" if (kind, stage, is_last) in run.action_events]
@@ -134,12 +134,12 @@ def _gradient_bytes(run: SimulatedSchedule, stage: int) -> int:
 
 
 def net_bytes(part: ActionEvents) -> int:
-    """Return how many more bytes are held after ``part`` than before; negative if it frees more."""
+    """Return the bytes that the events ``part`` allocate, minus those that they free."""
     return sum(e.bytes for e in part.events if isinstance(e, MemoryEvent))
 
 
 def peak_bytes(part: ActionEvents) -> int:
-    """Return the peak of the bytes that ``part`` holds in addition to those held before it."""
+    """Return the peak of the memory in use during the events ``part``, minus that before them."""
     now = most = 0
     for e in part.events:
         if isinstance(e, MemoryEvent):

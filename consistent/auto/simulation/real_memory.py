@@ -18,11 +18,11 @@ class MemoryRecorder(TorchDispatchMode):
     """Torch dispatch mode that records the memory of all tensors that ops make.
 
     ```
-    with MemoryRecorder() as held:
+    with MemoryRecorder() as recorder:
         step()
-        held.reset_peak()
+        recorder.reset_peak()
         step()
-    print(held.peak)
+    print(recorder.peak)
     ```
     """
 

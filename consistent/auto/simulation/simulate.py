@@ -1,4 +1,4 @@
-"""``simulate``: run a training program as on any number of ranks, in one process."""
+"""``simulate``: run a training program as if on any number of ranks, in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .report import SimulatedStep, report
 from .transport import SimulatedTransport
 from .values import ReadRecorder, Values
 
-_NoTorchFunction = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _T = torch.Tensor
 
 
@@ -72,7 +72,7 @@ class Simulation:
         return calls.log_calls(self._log, self.imagined.memory, modules)
 
     def report(self) -> SimulatedStep:
-        """Return what a step takes: seconds, memory and bytes; of several steps, the last one.
+        """Return the report of the last step: its seconds, memory and bytes sent.
 
         Raises:
             RuntimeError: nothing ran.
@@ -93,7 +93,7 @@ def simulate(
     rank: int | None = None,
     bound: float | None = None,
 ) -> Iterator[Simulation]:
-    """Run a program as on ``ranks`` ranks inside the ``with`` block, in this process alone.
+    """Run a program as if on ``ranks`` ranks inside the ``with`` block, in this one process.
 
     No message is sent, and large tensors are neither computed nor allocated.
 
@@ -106,15 +106,15 @@ def simulate(
     print(sim.report())
     ```
 
-    A step ends with ``optimizer.step()``. One warm-up step and a second one show which memory
-    lasts. Values that a program reads (``loss.item()``) are 0.
+    A step ends with ``optimizer.step()``. Run two steps: the first, a warm-up, shows which memory
+    lasts between steps. Values that a program reads (``loss.item()``) are 0.
 
     Args:
         ranks: the size of the world.
         machine: a name ("a100-8", "h100-8", "h200-8"; "this" is measured), the path of a machine
             file, or a Machine.
         rank: the rank to follow. Without it the process acts in every placement as the rank with
-            the largest pieces, so that all stages are followed.
+            the largest shards, so that all stages are followed.
         bound: the share of elements that an op keeps if that depends on values (masks,
             ``nonzero``).
 
@@ -247,7 +247,7 @@ def _kind_recorder(
     """
 
     def note(tensors: Any, kind: str) -> None:
-        with _NoTorchFunction():
+        with _DisableTorchFunction():
             for x in tensors_in(tensors):
                 number = imagined.memory.number(x)
                 if number is not None:
@@ -279,7 +279,7 @@ def _log_steps(log: Log, note: Callable[[Any, str], None]) -> Iterator[None]:
         in_step = False
         params = [p for group in optimizer.param_groups for p in group["params"]]
         note(params, "parameters")
-        with _NoTorchFunction():
+        with _DisableTorchFunction():
             note([g for p in params if (g := _T.grad.__get__(p)) is not None], "gradients")  # type: ignore[attr-defined]
         note([list(state.values()) for state in optimizer.state.values()], "optimizer")
         if (masters := masters_of(optimizer)) is not None:

@@ -110,7 +110,7 @@ class _FollowedRun(ScheduleRun):
         last = self.table.micro_batches - 1
         equal_stages = EqualStages(self.placements)
         for stage, kind in enumerate(kinds):
-            equal_stages.find_by_kind(
+            equal_stages.record_equal_by_kind(
                 stage, kind, self.batch[0].program, self._part(Action("F", stage, 0))
             )
         # With a single micro-batch, first and last are the same.
@@ -122,7 +122,7 @@ class _FollowedRun(ScheduleRun):
                 parts[action.kind, stage, m == last] = self._record_action(action)
                 if action.kind == "F" and m == 0 and not kinds:
                     program, lines = self.batch[0].program, self._part(action)
-                    equal_stages.find_by_events(stage, program, lines, self._current_part)
+                    equal_stages.record_equal_by_events(stage, program, lines, self._current_part)
                     if stage in equal_stages.earlier_stage:
                         # Its backward will not run, so what its forward keeps is freed.
                         self._cells.pop((stage, 0), None)
@@ -190,9 +190,9 @@ class _FollowedRun(ScheduleRun):
     def _send_shard(
         self, key: Any, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
     ) -> None:
-        """Log the sends of ``local`` to the other stage of ``move``, or box it on one placement."""
+        """Log the sends of ``local`` for ``move``; box it if both stages are on one placement."""
         if src.placement == dst.placement:
-            self._same_placement_shards[key] = box(local, src, dst)
+            self._local_shards[key] = box(local, src, dst)
             return
         start = len(self._log.events)
         between.send(local, src, dst, "")
@@ -209,8 +209,8 @@ class _FollowedRun(ScheduleRun):
 
         ``key`` has the direction ("F" or "B"), the index of the move, and the micro-batch.
         """
-        if key in self._same_placement_shards:
-            return self._same_placement_shards.pop(key)
+        if key in self._local_shards:
+            return self._local_shards.pop(key)
         direction, index, m = key
         program = self.batch[m].program
         move = program.moves[index]

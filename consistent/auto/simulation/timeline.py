@@ -198,9 +198,8 @@ def _append_schedule(step_timeline: Timeline, run: SimulatedSchedule, machine: M
         if message is None or earlier.stage == action.stage:
             return 0.0
         sender = track_of(earlier)
-        early = (
-            sender.now - sender.first_send_times[message[1][1]]
-        )  # sent before the stage sums gradients
+        # Sent before the stage sums gradients.
+        early = sender.now - sender.first_send_times[message[1][1]]
         host = machine.message_host_seconds("forward")
         return host + machine.message_seconds("send", *message) - early
 

@@ -39,7 +39,7 @@ class SimulatedTransport(Transport):
 
     Args:
         size: number of ranks of the world.
-        rank: the rank to be; None for one rank of each placement.
+        rank: the rank as which this process acts; None for one rank of each placement.
         empty: function of (shape, dtype, receiver) that makes a tensor without values, which
             arrived at the rank ``receiver``.
         holder: function that returns the rank that holds a tensor; None for real tensors.
@@ -103,7 +103,7 @@ class SimulatedTransport(Transport):
         return self.rank
 
     def _acting_rank(self, ranks: Ranks, tensors: Iterable[Tensor] = ()) -> int:
-        """Return as which of ``ranks`` this process sends ``tensors``.
+        """Return the one of ``ranks`` as which this process sends ``tensors``.
 
         That is the rank that holds them, or this process's rank, or the first of ``ranks``.
         """
@@ -390,9 +390,9 @@ class SimulatedTransport(Transport):
             resize_dim(x.shape, dim, self._own_size(rank_sizes, ranks))
             for x, dim, rank_sizes in operands
         ]
-        addends = 0 if self._shares_memory(ranks) else len(ranks) - 1
+        count = 0 if self._shares_memory(ranks) else len(ranks) - 1
         pairs = zip(xs, shapes, strict=True)
-        return shapes, [self._empty_like(x, (addends, *shape)) for x, shape in pairs if addends]
+        return shapes, [self._empty_like(x, (count, *shape)) for x, shape in pairs if count]
 
     def _gathered_results(
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]

@@ -23,7 +23,7 @@ from .shapes import ResultShape, ShapeCache
 
 _aten = torch.ops.aten
 _T = torch.Tensor
-_NoTorchFunction = torch._C.DisableTorchFunction
+_DisableTorchFunction = torch._C.DisableTorchFunction
 _READ_OPS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
 _INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -56,7 +56,7 @@ class Values:
         x = args[0]
         if func is _aten._local_scalar_dense.default and x.dtype in _INTEGER_DTYPES:
             raise _unknown_size("item() of a whole number")
-        self._log.record_read(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
+        self._log.note_read(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
         return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
 
     def is_sized(self, func: Any, args: tuple) -> bool:
@@ -181,5 +181,5 @@ class ReadRecorder(TorchFunctionMode):
         if func in _READ_METHODS and self._memory.number(args[0]) is not None:
             if args[0].dtype in _INTEGER_DTYPES:
                 raise _unknown_size(f"{func.__name__}() of whole numbers")
-            self._log.record_read(f"{func.__name__} at {user_line()}")
+            self._log.note_read(f"{func.__name__} at {user_line()}")
         return func(*args, **(kwargs or {}))

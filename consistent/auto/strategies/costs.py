@@ -128,7 +128,7 @@ class CostSimulator:
         params: list[Any] = [p for p in module.parameters() if is_global(p)]
         with no_sync():
             for _ in range(2):  # the first run allocates the gradients
-                # New arguments for each run, because the unit may write into them.
+                # New arguments for each run, because the unit may modify them in place.
                 arguments = fill_blanks(
                     call.arguments, lambda x: _imagined_global(sim, x, placement)
                 )

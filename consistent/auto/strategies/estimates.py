@@ -54,7 +54,7 @@ class StrategyChoice:
 
     @property
     def is_plain(self) -> bool:
-        """True for data or tensor parallelism alone, whole batches, and no recomputation."""
+        """True for only data or only tensor parallelism, one micro-batch, no recomputation."""
         is_simple = self.micro_batches == 1 and not self.recompute
         return is_simple and self.stages == 1 and 1 in (self.tensor, self.data)
 

@@ -25,7 +25,7 @@ from .strategy import Strategy, strategy_for
 from .units import RecordedCalls, imagined_copy, record_calls, units_of
 
 _MAX_ROWS = 8  # the most rows of a micro-batch
-_MAX_WHOLE_ROWS = 64  # but up to so many rows of a rank may be one micro-batch
+_MAX_WHOLE_ROWS = 64  # but a rank's batch of up to this many rows may be one micro-batch
 _MAX_SIZES = 4  # the most micro-batch sizes that are tried for one choice of axes
 _MAX_RANKS = 1 << 20
 _MAX_SLOWDOWN = (

@@ -48,9 +48,9 @@ class Loading:
         self.targets: dict[str, torch.Tensor] = {}
         """Name in the checkpoint -> plain or global tensor to read into."""
         self._tensors_by_name: dict[str, torch.Tensor] = {}  # name in a value -> tensor
-        # Names in ``_tensors_by_name`` of plain tensors that become B on this placement after
+        # Name in ``_tensors_by_name`` of a plain tensor -> placement on which it becomes B after
         # reading.
-        self._to_broadcast: dict[str, Placement] = {}
+        self._broadcast_placements: dict[str, Placement] = {}
         # (tensor whose shard is not one box, tensor that is read in its place)
         self._substitutes: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modules: dict[str, dict[str, Any]] = {}
@@ -173,7 +173,7 @@ class Loading:
         else:
             self._add_target(name, key, torch.empty(shape, dtype=dtype))
             if shape and is_global(p):
-                self._to_broadcast[name] = p.placement
+                self._broadcast_placements[name] = p.placement
 
     def _choose_setting_target(self, name: TensorName, present: Any) -> None:
         """Choose the tensor to read into for an optimizer's setting, such as a learning rate.
@@ -192,9 +192,9 @@ class Loading:
     def _choose_value_targets(self, name: str, present_tensors: dict[str, torch.Tensor]) -> None:
         """Choose the tensors to read into for the tensors in the stored value ``name``.
 
-        ``present_tensors`` has the object's present tensors, by name, which are read into in place.
-        An object with ``load_state_dict`` gets new tensors of the same layouts instead. A name that
-        is not in ``present_tensors`` gets a new plain tensor.
+        ``present_tensors`` has the object's present tensors, by name, which are overwritten in
+        place. An object with ``load_state_dict`` gets new tensors of the same layouts instead. A
+        name that is not in ``present_tensors`` gets a new plain tensor.
         """
         takes_state = kind_of(self._objects.get(name)) == "state"
         for tensor_name in self._stored.tensor_names(name):
@@ -243,7 +243,7 @@ class Loading:
         for target, substitute in self._substitutes:
             with torch.no_grad():
                 target.copy_(substitute)
-        for name, placement in self._to_broadcast.items():
+        for name, placement in self._broadcast_placements.items():
             self._tensors_by_name[name] = distribute(
                 self._tensors_by_name[name], placement, (B,) * placement.ndim
             )

@@ -26,7 +26,7 @@ class RandomState:
         # a global tensor exists, and a program may load before it makes one.
         count = generator.draw_count(torch.default_generator)
         states = {
-            "torch": generator.write_count(torch.get_rng_state(), count),
+            "torch": generator.store_draw_count(torch.get_rng_state(), count),
             "python": random.getstate(),
             "numpy": np.random.get_state(),
         }
@@ -37,7 +37,9 @@ class RandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore torch's CPU generator, and those of Python, NumPy and CUDA that ``state`` has."""
         torch.set_rng_state(state["torch"])
-        generator.set_draw_count(torch.default_generator, generator.read_count(state["torch"]))
+        generator.set_draw_count(
+            torch.default_generator, generator.stored_draw_count(state["torch"])
+        )
         if "python" in state:
             random.setstate(state["python"])
         if "numpy" in state:

@@ -33,7 +33,7 @@ from .torch_load import load_safely
 
 NAME = ".metadata"
 _DCP = "torch.distributed.checkpoint."
-_MOST_LEVELS = 60  # of a value in the dictionary that was saved
+_MAX_LEVELS = 60  # of a value in the dictionary that was saved
 
 
 @dataclass(frozen=True)
@@ -160,16 +160,16 @@ def _read_location(info: Record, name: str, folder: str, sizes: dict[str, int]) 
     return DcpLocation(file, at, nbytes)
 
 
-def _check_no_overlap(places: Any) -> None:
-    """Raise ValueError if two of ``places`` overlap in their file.
+def _check_no_overlap(locations: Any) -> None:
+    """Raise ValueError if two of ``locations`` overlap in their file.
 
     With overlaps, a small malicious file could describe more data than memory holds.
     """
     end, last_file = 0, ""
-    for place in sorted(places, key=lambda p: (p.file, p.at, p.nbytes)):
-        if place.file == last_file and place.at < end:
-            raise ValueError(f"two entries lie at byte {place.at} of {place.file}")
-        end, last_file = place.at + place.nbytes, place.file
+    for location in sorted(locations, key=lambda p: (p.file, p.at, p.nbytes)):
+        if location.file == last_file and location.at < end:
+            raise ValueError(f"two entries lie at byte {location.at} of {location.file}")
+        end, last_file = location.at + location.nbytes, location.file
 
 
 # -- tensors and values ---------------------------------------------------------------------------
@@ -257,8 +257,8 @@ class _NestedBuilder:
 
         Raises ValueError if the path is malformed or leads through another value.
         """
-        if type(path) is not tuple or not 0 < len(path) <= _MOST_LEVELS:
-            raise ValueError(f"the path of a value is not a tuple of at most {_MOST_LEVELS} keys")
+        if type(path) is not tuple or not 0 < len(path) <= _MAX_LEVELS:
+            raise ValueError(f"the path of a value is not a tuple of at most {_MAX_LEVELS} keys")
         level = self._top_level
         for key in path[:-1]:
             level = level.setdefault(_check_key(key), _Level())

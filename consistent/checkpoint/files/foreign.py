@@ -167,9 +167,8 @@ def open_torch_file(path: str) -> Reader:
     Raises:
         ValueError: the file is damaged, or contains objects other than tensors and values.
     """
-    with checked.open_plain_file(
-        path
-    ):  # raises unless it is a plain file that this process may read
+    # Raises unless it is a plain file that this process may read.
+    with checked.open_plain_file(path):
         pass
     try:
         contents = load_safely(path)

@@ -246,12 +246,12 @@ def _parse_location(
     return Location(file, at, nbytes, tuple(checksums))
 
 
-def check_no_overlap(places: Iterable[Location]) -> None:
+def check_no_overlap(locations: Iterable[Location]) -> None:
     """Raise ValueError if two pieces overlap in their file.
 
     With overlaps, a small malicious file could describe more data than memory holds.
     """
-    locations = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
-    for (file, at, nbytes), (next_file, start, _) in pairwise(locations):
+    spans = sorted((p.file, p.at, p.nbytes) for p in locations if p.nbytes)
+    for (file, at, nbytes), (next_file, start, _) in pairwise(spans):
         if file == next_file and at + nbytes > start:
             raise ValueError(f"two pieces lie at byte {start} of {file}")

@@ -34,7 +34,7 @@ _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes o
 
 
 class Notes:
-    """Channel by which each rank tells rank 0 what it has written of a save, or how it failed.
+    """Channel by which each rank reports to rank 0 what it has written of a save, or how it failed.
 
     A note is such a message. Notes go through the process group's store, so that the threads that
     send them take part in no collective.
@@ -51,7 +51,7 @@ class Notes:
             self._store = store.with_prefix(name)
 
     def send(self, rank: int, note: Part) -> None:
-        """Send the note ``note`` of this ``rank`` to rank 0."""
+        """Send ``note``, that of this ``rank``, to rank 0."""
         if self._store is not None:
             self._ask_store(lambda store: store.set(str(rank), json.dumps(note)))
 
@@ -95,9 +95,9 @@ def _pop_note(store: Any, name: str) -> Part:
 class BackgroundSave:
     """A save whose files a thread of this rank writes while the program goes on.
 
-    The threads of all ranks tell rank 0 what they have written, and rank 0's completes the
-    checkpoint. If this rank fails before it can write, its thread tells rank 0 of that error, so
-    that no rank waits for its part in vain.
+    The threads of all ranks report to rank 0 what they have written, and rank 0's thread completes
+    the checkpoint. If this rank fails before it can write, its thread reports that error, so that
+    no rank waits for its part in vain.
     """
 
     def __init__(self, checkpoint: UnfinishedCheckpoint) -> None:
@@ -173,7 +173,7 @@ class BackgroundSave:
             raise self._error
 
     def outcome(self) -> None:
-        """Wait until this rank's thread has ended, and raise the error that it met, if any.
+        """Wait until this rank's thread has ended, and raise its error if it failed.
 
         On rank 0 the thread ends when the whole checkpoint is complete, or has failed.
         """

@@ -5,8 +5,8 @@ A piece is a part of a tensor that a rank has. Each rank announces its pieces. A
 fewest bytes so far, so that replicated tensors are spread evenly. Every rank computes the plan from
 the announcements of all.
 
-A training saves the same tensors again and again, and waits while a save is planned. So the pieces
-are announced only if those of some rank have changed since the last announcement.
+A training run saves the same tensors again and again, and waits while a save is planned. So the
+pieces are announced only if those of some rank have changed since the last announcement.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class SaveDivision:
     Args:
         tensors: the tensors of the checkpoint and their pieces.
         own_pieces: the pieces that this rank writes.
-        differing: values and plain tensors that differ between ranks; each rank's version is saved.
+        differing: names of values and plain tensors that differ between ranks; each rank's version
+            is saved.
     """
 
     tensors: Metadata

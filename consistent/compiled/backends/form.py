@@ -58,8 +58,8 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
     nodes = list(graph.graph.nodes)
     written_memories = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
-    input_memories = (node.meta.get("memory") for node in nodes if node.op == "placeholder")
-    for recorded, memory in zip(input_memories, memories, strict=True):
+    recorded_memories = (node.meta.get("memory") for node in nodes if node.op == "placeholder")
+    for recorded, memory in zip(recorded_memories, memories, strict=True):
         if recorded in written_memories and memories.count(memory) > 1:
             return None
     numbers: list[Number] = []
@@ -89,8 +89,8 @@ def substitute_args(
     For messages and random ops, the sizes of the results are appended as arguments.
 
     Args:
-        number: called with each number; its result takes the number's place.
-        other: called with each input node; its result takes the node's place.
+        replace_number: called with each number; its result takes the number's place.
+        replace_node: called with each input node; its result takes the node's place.
     """
     args, kwargs = node.args, node.kwargs
     if is_item(node):

@@ -22,10 +22,10 @@ from .realize_scalars import realize_scalars
 from .unalias_outputs import CompiledCallable, unalias_outputs
 
 _log = logging.getLogger(__name__)
-_MOST_FORMS = 16  # forms whose code is kept for further sizes
-MOST_CODES = 4  # compiled graphs with symbolic sizes, per form
-_MOST_NUMBER_SETS = 16  # sets of numbers that are compared, per form
-MOST_COMPILED = 256  # graphs per step: torch keeps compiled code until the process ends
+_MAX_FORMS = 16  # forms whose code is kept for further sizes
+MAX_CODES = 4  # compiled graphs with symbolic sizes, per form
+_MAX_NUMBER_SETS = 16  # sets of numbers that are compared, per form
+MAX_COMPILED = 256  # graphs per step: torch keeps compiled code until the process ends
 
 
 class Inductor:
@@ -59,7 +59,7 @@ class Inductor:
             # Forms are ordered by last use; the oldest is dropped.
             codes = self._codes_by_form.setdefault(form.text, _FormCodes(self._budget))
             self._codes_by_form.move_to_end(form.text)
-            if len(self._codes_by_form) > _MOST_FORMS:
+            if len(self._codes_by_form) > _MAX_FORMS:
                 self._codes_by_form.popitem(last=False)
             return codes.code(graph, inputs, form)
 
@@ -68,7 +68,7 @@ class _Budget:
     """Limit on the number of graphs that one step compiles; beyond it, graphs run op by op."""
 
     def __init__(self) -> None:
-        self._remaining = MOST_COMPILED
+        self._remaining = MAX_COMPILED
 
     def take(self) -> bool:
         """Take one graph from the budget, and return whether it may be compiled."""
@@ -76,7 +76,7 @@ class _Budget:
         # Only the first graph beyond the limit warns.
         if self._remaining == -1:
             warnings.warn(
-                f"consistent.compile: {MOST_COMPILED} graphs of this step were compiled, nearly as "
+                f"consistent.compile: {MAX_COMPILED} graphs of this step were compiled, nearly as "
                 "many as it has sizes or branches. The ops of further ones run one by one. Round "
                 "sizes up, so that fewer differ, or leave the step as it is written.",
                 stacklevel=2,
@@ -116,7 +116,7 @@ class _FormCodes:
         if shared_code is None and self._known_numbers and form.numbers not in self._known_numbers:
             shared_code = self._compile_symbolic(graph, inputs, form)
         self._known_numbers[form.numbers] = None
-        if len(self._known_numbers) > _MOST_NUMBER_SETS:
+        if len(self._known_numbers) > _MAX_NUMBER_SETS:
             self._known_numbers.popitem(last=False)
         return (
             self._budget.compile_specialized(graph, inputs, form)
@@ -132,7 +132,7 @@ class _FormCodes:
             Symbolic,
         )  # imported late: it imports torch._dynamo, which takes a second
 
-        if not self._may_share or len(self._codes) >= MOST_CODES or not self._budget.take():
+        if not self._may_share or len(self._codes) >= MAX_CODES or not self._budget.take():
             return None
         try:
             code = Symbolic(graph, inputs, form, list(self._known_numbers))

@@ -19,8 +19,8 @@ def unalias_outputs(graph: GraphModule, run: CompiledCallable) -> CompiledCallab
 
     Inductor removes copies of values that it computed, so that several results may be the same
     tensor, or views of one storage. Gradients that are copied out of the buffer in which they were
-    summed would then keep the whole buffer alive, and later writes into one result would change the
-    other.
+    summed would then keep the whole buffer alive, and a later in-place op on one result would
+    change the other.
     """
     *placeholders, end = (n for n in graph.graph.nodes if n.op in ("placeholder", "output"))
     recorded_memories = [node.meta.get("memory", node) for node in end.args[0]]

@@ -1,2 +1,2 @@
-"""Fused communication: a message combined in one native call with the matrix product before it, or
-with the ops after it."""
+"""Fused communication: a message combined in one native call with the matmul before it, or with the
+ops after it."""

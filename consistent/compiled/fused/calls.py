@@ -90,15 +90,15 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedSum:
-    """Callable that computes x @ w, a partial product (P), and boxes it in overlapping chunks.
+    """Callable that computes x @ w, a partial sum (P), and boxes it in overlapping chunks.
 
     Called with [x, w] or [x, w, bias] of shapes [m, k], [k, n], [n]; it returns one tensor. The
     bias is added on each rank, and so is summed too.
 
     Args:
         boxing: specs before and after, such as of P and B (an all-reduce), and number of chunks.
-        lead: the sizes into which the m rows are viewed, because the product had them when it was
-            recorded: all sizes of its shape but the last.
+        lead: sizes to which the m rows of x are reshaped: all but the last size of the recorded
+            result of the matmul.
     """
 
     boxing: Boxing
@@ -111,10 +111,10 @@ class MultipliedSum:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedWhole:
-    """Callable that gathers x (from S to B), and multiplies it with w in overlapping chunks.
+    """Callable that gathers x (from S to B) and multiplies it by w, in overlapping chunks.
 
     Called with [x, w] or [x, w, bias] of shapes [m, k], [k, n], [n], where x is this rank's shard.
-    It returns the product [rows, n] and the gathered x.
+    It returns the result of the matmul, [rows, n], and the gathered x.
     """
 
     boxing: Boxing

@@ -17,7 +17,7 @@ class Chain:
     Args:
         values: the global tensors; a ``pinned`` one must keep its layout.
         steps: the ops, and the calls of ``to_global``, in order. They refer to values by index.
-        count: number of ops that were started; it also numbers them.
+        count: number of ops that have begun; an op's number is the count before it.
         why: the reason why their layouts cannot be chosen together; None if they can.
     """
 

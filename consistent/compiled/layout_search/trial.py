@@ -76,15 +76,15 @@ class Trial:
         """
         texts = gather_from_ranks(chain.text)
         if len(set(texts)) > 1:
-            solution: Solution | str = "ranks have recorded different ops"
+            outcome: Solution | str = "ranks have recorded different ops"
         else:
-            solution = from_rank_0(
+            outcome = from_rank_0(
                 "compile: layouts are chosen by rank 0", lambda: choose_layouts(chain)
             )
-        if isinstance(solution, str):
-            program.notes.append(f"layouts: op by op, for {solution}")
+        if isinstance(outcome, str):
+            program.notes.append(f"layouts: op by op, for {outcome}")
         else:
-            self.pending[number] = solution
+            self.pending[number] = outcome
 
     def better(self, number: int, alone: Recorded, joint: Any, hooks: FollowingHooks) -> Recorded:
         """Return the recording that sends less, the same choice on all ranks.

@@ -20,8 +20,9 @@ PASSES: tuple[Pass, ...] = (
     # memory=: counts the bytes that the recorded ops hold at a time. It comes first, since later
     # passes may keep results for longer, in total up to what the bound leaves on the fullest rank.
     limit_keep_bytes,
-    # Removes a gather of which only this rank's own part is read, and copies that part. It comes
-    # before merge_equal, which could otherwise merge other gathers into the unneeded gather.
+    # Removes a gather if only this rank's own shard of its result is read, and copies that shard.
+    # It comes before merge_equal, which could otherwise merge other gathers into the unneeded
+    # gather.
     remove_redundant_gather,
     # Equal messages on equal values are sent once, and the first result is kept for later readers.
     merge_equal,

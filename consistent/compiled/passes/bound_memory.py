@@ -1,4 +1,4 @@
-"""Pass that limits the bytes that a program holds at a time (option ``memory``), as far as it can.
+"""Pass that limits the memory in use in a program (option ``memory``), as far as it can.
 
 ```
 before other passes   all ranks find the largest peak            limits what merge_equal may keep

@@ -53,7 +53,7 @@ class EpilogueMatch:
         names: the names of the ops, for reports and for comparison between ranks.
         dtype: dtype of the results, if it differs from that of the sum.
         returns_total: whether total is read elsewhere, so that the kernel must return it too.
-        matched_nodes: the nodes that the kernel replaces.
+        nodes: the nodes that the kernel replaces.
     """
 
     last_node: Node
@@ -63,7 +63,7 @@ class EpilogueMatch:
     names: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     returns_total: bool = False
-    matched_nodes: set[Node] = field(default_factory=set)
+    nodes: set[Node] = field(default_factory=set)
 
 
 def nodes_until_next_message(trace: Trace, message: Node) -> Iterator[Node]:
@@ -180,21 +180,21 @@ class _EpilogueMatcher:
                     self._extend_match(
                         norm.out, norm.name, norm.epilogue(matched.epilogue), **norm.extra_inputs
                     )
-                    matched.matched_nodes |= norm.matched_nodes
-                    return norm.matched_nodes
+                    matched.nodes |= norm.nodes
+                    return norm.nodes
         return set()
 
     def _can_fuse_norm(self, norm: Norm) -> bool:
         matched, call = self._match, self._trace.call(self._message)
         shape = matched.last_node.meta["shape"]
-        if not norm.matched_nodes <= self._following_nodes or not 0 < norm.normalized <= len(shape):
+        if not norm.nodes <= self._following_nodes or not 0 < norm.normalized <= len(shape):
             return False
-        inner = norm.matched_nodes - {norm.out}
-        read_elsewhere = any(not set(n.users) <= norm.matched_nodes for n in inner)
+        inner = norm.nodes - {norm.out}
+        read_elsewhere = any(not set(n.users) <= norm.nodes for n in inner)
         if read_elsewhere or inner & self._trace.lasting:
             return False
         if matched.last_node is not matched.total and not self._is_read_only_by(
-            matched.last_node, norm.matched_nodes
+            matched.last_node, norm.nodes
         ):
             return False  # the kernel does not return the activation's result
         if any(memory_of(n) in self._written - norm.writes for n in inner if memory_of(n)):
@@ -230,21 +230,17 @@ class _EpilogueMatcher:
         A recording contains it where an op was planned to read the addends of all ranks directly.
         Return whether it was matched.
         """
-        last_node = self._match.last_node
-        node = self._only_user(last_node)
+        last = self._match.last_node
+        node = self._only_user(last)
         if node is None or node.target is not _REDUCE_SHARDS.default:
             return False
         schema = _REDUCE_SHARDS.default._schema
         arguments: dict[str, Any] = dict(zip([a.name for a in schema.arguments], node.args))
         arguments |= node.kwargs
         dim_range = arguments["dim"], arguments["start"], arguments["size"]
-        if list(arguments["parts"]) != [last_node] or dim_range != (
-            0,
-            0,
-            last_node.meta["shape"][0],
-        ):  # type: ignore
+        if list(arguments["parts"]) != [last] or dim_range != (0, 0, last.meta["shape"][0]):  # type: ignore
             return False
-        if arguments.get("dtype") not in (None, last_node.meta["dtype"]):
+        if arguments.get("dtype") not in (None, last.meta["dtype"]):
             return False
         items = {user.args[1]: user for user in node.users if is_item(user)}
         extra_inputs = {
@@ -281,7 +277,7 @@ class _EpilogueMatcher:
         """
         matched = self._match
         matched.last_node, matched.names = node, (*matched.names, name)
-        matched.matched_nodes.add(node)
+        matched.nodes.add(node)
         matched.epilogue = epilogue or matched.epilogue
         matched.extra_inputs |= {key: x for key, x in extra_inputs.items() if x is not None}
 

@@ -37,7 +37,7 @@ from torch.fx import Node
 from mirrored.every_rank import gather_from_ranks
 from mirrored.transports.default import current
 
-from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing, chunk_count
+from ...overlap.chunked_matmul import MAX_CHUNKS, Boxing, chunk_count
 from ...overlap.symmetric_matmul import fused_group_and_dim
 from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
 from ..fused.worth import is_fused_sum_faster
@@ -61,8 +61,7 @@ class Fusion(NamedTuple):
         device: type of the device.
         nbytes, dtype: size and dtype of what a rank contributes to a sum.
         ops: names of the ops that the kernel does after the sum.
-        specs: specs before and after the boxing of a matrix product; None for a sum with ops after
-            it.
+        specs: specs before and after the boxing of a matmul; None for a sum with ops after it.
     """
 
     ranks: tuple[int, ...]
@@ -107,7 +106,7 @@ def _fusion_chunks(fusion: Fusion, options: CompileOptions) -> int:
     always = options.fuse is True
     if fusion.specs is not None:
         if always:
-            return MOST_CHUNKS
+            return MAX_CHUNKS
         count = chunk_count(*fusion.specs)
         return count if count > 1 or fused_group_and_dim(*fusion.specs) else 0
     if always:
@@ -125,17 +124,13 @@ def _fusion_chunks(fusion: Fusion, options: CompileOptions) -> int:
 
 def _possible_fusions(trace: Trace) -> list[Fusion]:
     """Return the fusions that are possible in this rank's graph, in the order of messages."""
-    return [
-        f
-        for numbered_message in _numbered_messages(trace)
-        for f, _ in _fusions_of_message(trace, *numbered_message)
-    ]
+    return [f for pair in _numbered_messages(trace) for f, _ in _fusions_of_message(trace, *pair)]
 
 
 def _perform_fusions(trace: Trace, chosen: dict[Fusion, int]) -> int:
     """Perform the ``chosen`` fusions, and return how many were performed.
 
-    ``chosen`` maps a fusion to the number of chunks in which its product runs.
+    ``chosen`` maps a fusion to the number of chunks in which its matmul runs.
     """
     count = 0
     for numbered_message in _numbered_messages(trace):
@@ -202,15 +197,15 @@ def _fuse_epilogue(trace: Trace, message: Node, matched: EpilogueMatch, name: st
         matched.returns_total,
         matched.dtype,
     )
-    beside = [matched.extra_inputs[key] for key in EXTRA_INPUTS if key in matched.extra_inputs]
+    extra = [matched.extra_inputs[key] for key in EXTRA_INPUTS if key in matched.extra_inputs]
     results = [matched.last_node, matched.total] if matched.returns_total else [matched.last_node]
     _replace_by_fused_call(
         trace,
         message,
         replace(call, run=run, kind=name),
-        [x, *beside],
+        [x, *extra],
         results,
-        matched.matched_nodes,
+        matched.nodes,
     )
 
 
@@ -226,7 +221,7 @@ def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) ->
     call = replace(
         trace.call(message), run=run, kind=product.name, gathered=(), own_part=None, computes=True
     )
-    _replace_by_fused_call(trace, message, call, product.operands, results, product.matched_nodes)
+    _replace_by_fused_call(trace, message, call, product.operands, results, product.nodes)
 
 
 def _replace_by_fused_call(

@@ -1,13 +1,13 @@
-"""Pattern matching of matrix products next to the boxing of their operand or result, which can run
-overlapped in chunks.
+"""Pattern matching of matmuls next to the boxing of their operand or result; the two can run
+overlapped, in chunks.
 
 ```
 %4 = mm(%0, %1)                 %3 = all_gather(%0)
 %5 = all_reduce(%4)             %4 = mm(%3, %1)
 ```
 
-Views may be between the two, because a product has only rows and columns. The boxing must be a
-single move, that is, one message.
+Views may be between the two, because ``mm`` and ``addmm`` have only 2-D operands. The boxing must
+be a single move, that is, one message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.fx import Node
 from ...boxing.plan import plan
 from ...boxing.steps import Move
 from ...movement.world import my_coordinate
-from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing
+from ...overlap.chunked_matmul import MAX_CHUNKS, Boxing
 from ...spec import B, P, Split, TensorSpec
 from ..opaque import OpaqueCall
 from .epilogue_fusion import is_before, nodes_until_next_message
@@ -35,16 +35,16 @@ _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 @dataclass(frozen=True)
 class Product:
-    """A match: a matrix product that can be fused with the boxing next to it.
+    """A match: a matmul that can be fused with the boxing next to it.
 
     Args:
         src, dst: specs before and after the boxing.
         name: names of the two ops, in order.
-        operands: nodes of x, w, and the bias if the product is an addmm.
+        operands: nodes of x, w, and the bias if the matmul is an addmm.
         lead: all sizes but the last of the boxed tensor's shape on this rank.
-        node: node of the product.
-        matched_nodes: nodes of the product, and of the views between it and the message.
-        is_first: whether the product is before the message, whose input it is; otherwise it reads
+        node: node of the matmul.
+        nodes: nodes of the matmul, and of the views between it and the message.
+        is_first: whether the matmul is before the message, whose input it is; otherwise it reads
             the result of the message.
     """
 
@@ -54,12 +54,12 @@ class Product:
     operands: list[Node]
     lead: tuple[int, ...]
     node: Node
-    matched_nodes: set[Node]
+    nodes: set[Node]
     is_first: bool
 
 
 def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | None:
-    """Return the product that can be fused with ``message``, which boxes one tensor in one move.
+    """Return the matmul that can be fused with ``message``, which boxes one tensor in one move.
 
     Return None if there is none, or if it cannot be split into chunks. ``written`` has the
     ``memory_of`` of all values into which ops write.
@@ -96,13 +96,13 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
         return False
     if src.layout.is_cut or dst.layout.is_cut:  # the boxing also reorders items
         return False
-    return Boxing(src, dst, MOST_CHUNKS).overlaps()
+    return Boxing(src, dst, MAX_CHUNKS).overlaps()
 
 
 def _match_product_before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
-    """Return the matrix product whose result ``message`` sends, if nothing else reads it.
+    """Return the matmul whose result ``message`` sends, if nothing else reads it.
 
     ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
     """
@@ -111,7 +111,7 @@ def _match_product_before(
     shape = node.meta.get("shape")
     reader, inside = message, set[Node]()
     while True:
-        # The fused call does not return the partial product, so nothing else may read it.
+        # The fused call does not return the partial sum, so nothing else may read it.
         is_only_reader = list(node.users) == [reader] and node not in trace.lasting
         if not is_only_reader or memory_of(node) in written:
             return None
@@ -132,7 +132,7 @@ def _match_product_before(
 def _match_product_after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
-    """Return the first product that reads the gathered tensor ``item``, if it can be fused.
+    """Return the first matmul that reads the gathered tensor ``item``, if it can be fused.
 
     ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
     """
@@ -162,9 +162,9 @@ def _match_product_after(
 
 
 def _operands(node: Any) -> list[Node] | None:
-    """Return the nodes [x, w] or [x, w, bias] of a matrix product ``mm`` or ``addmm``.
+    """Return the nodes [x, w] or [x, w, bias] of a matmul (``mm`` or ``addmm``).
 
-    Return None if ``node`` is no such product, or one that cannot be fused: a bias must have one
+    Return None if ``node`` is no such matmul, or one that cannot be fused: a bias must have one
     number for each column, and all must have one dtype.
     """
     if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
@@ -183,7 +183,7 @@ def _product_name(node: Node) -> str:
 
 
 def _is_unwritten(trace: Trace, inputs: list[Node], first: Node, last: Node) -> bool:
-    """Return whether nothing writes into ``inputs`` between the nodes ``first`` and ``last``.
+    """Return whether ``inputs`` are not modified between the nodes ``first`` and ``last``.
 
     The fused call may then read them at either position.
     """

@@ -80,7 +80,7 @@ def _result_node(trace: Trace, message: Node, i: int, like: Any) -> Node:
 def _can_replace(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
     """Return whether result ``j`` of message ``before`` can replace result ``i`` of ``node``.
 
-    Nothing may write into the inputs of ``node`` between the two messages, nor into the results.
+    Between the two messages, nothing may modify the inputs of ``node`` or the results.
     """
     input_memories = {memory_of(x) for x in node.all_input_nodes}
     result_memories = {

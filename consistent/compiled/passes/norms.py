@@ -22,7 +22,7 @@ class Norm:
     Args:
         name: "layer_norm" or "rms_norm".
         out: the node of the result.
-        matched_nodes: all nodes of the norm.
+        nodes: all nodes of the norm.
         normalized: number of dims that it normalizes.
         eps, weight, norm_bias: parameters of the norm; the last two are nodes, or None.
         writes: ``memory_of`` of the values into which the norm's own nodes write.
@@ -30,7 +30,7 @@ class Norm:
 
     name: str
     out: Node
-    matched_nodes: set[Node]
+    nodes: set[Node]
     normalized: int
     eps: float
     weight: Any = None
@@ -95,7 +95,8 @@ def rms_norm(square: Any) -> Norm | None:
         return None
     plus = [n for n in mean.users if n.target in (_aten.add_.Scalar, _aten.add_.Tensor)]
     root = [n for n in mean.users if n.target is _aten.rsqrt.default]
-    # add_ writes into the mean, and rsqrt reads the mean's node, so rsqrt must come after add_.
+    # add_ modifies the mean in place, and rsqrt reads the mean's node, so rsqrt must come after
+    # add_.
     if len(mean.users) != 2 or len(plus) != 1 or len(root) != 1 or not plus[0] < root[0]:
         return None
     product: Any = _only_reader(root[0], _aten.mul.Tensor)
@@ -116,7 +117,7 @@ def rms_norm(square: Any) -> Norm | None:
         weight = scaled.args[1]
         normalized_shape = x.meta["shape"][ndim - len(normalized_dims) :]
         if isinstance(weight, Node) and weight.meta.get("shape") == normalized_shape:
-            norm = replace(norm, out=scaled, matched_nodes=inside | {scaled}, weight=weight)
+            norm = replace(norm, out=scaled, nodes=inside | {scaled}, weight=weight)
     return norm
 
 

@@ -94,7 +94,7 @@ def _move_placeholders_first(trace: Trace) -> None:
 def _may_move(trace: Trace, node: Node) -> bool:
     """Return whether the message can be started early and waited for late.
 
-    It must only send and receive, on the CPU or a GPU, and nothing may write into its results.
+    It must only send and receive, on the CPU or a GPU, and nothing may modify its results.
     """
     call = trace.call(node)
     kinds = {device.type for _, _, device in call.outs}
@@ -133,8 +133,8 @@ def _rejoin_message(trace: Trace, start: Node, wait: Node) -> None:
 def _move_wait_later(trace: Trace, start: Node, wait: Node, most: int) -> None:
     """Move the wait of a message as late as possible.
 
-    That is just before the first op that reads a result or writes into what is sent, or the end of
-    the segment. The move is undone if more than ``most`` bytes would be held.
+    That is just before the first op that reads a result or modifies what is sent, or the end of the
+    segment. The move is undone if more than ``most`` bytes would be held.
     """
     items = list(wait.users)
     readers = {user for item in items for user in item.users}

@@ -1,4 +1,4 @@
-"""Computation of the bytes that a program holds at a time, for passes that limit memory.
+"""Computation of the memory in use at each op of a program, for passes that limit memory.
 
 Only memory that the program allocates is counted: from the op that makes it to the last op that
 reads it. Parameters, state and inputs exist before and after the program, and are not counted; nor
@@ -88,11 +88,7 @@ class MemoryUse:
 
     def bytes_at(self, i: int) -> int:
         """Return the bytes that are held while the node at position ``i`` runs."""
-        return sum(
-            lifetime.bytes
-            for lifetime in self.memories.values()
-            if lifetime.first <= i <= lifetime.last
-        )
+        return sum(x.bytes for x in self.memories.values() if x.first <= i <= x.last)
 
     def _breaks_between(self, first: int, last: int) -> bool:
         i = bisect_right(self._breaks, first)

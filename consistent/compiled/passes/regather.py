@@ -49,28 +49,24 @@ def propose_repetitions(trace: Trace, most: int) -> list[Repetition]:
     It proposes as few as possible, for the present peak only. Nothing is changed: all ranks decide
     together.
     """
-    memory_use = MemoryUse(trace)
-    messages, message_counts = _messages(trace, memory_use)
-    if memory_use.bytes <= most or memory_use.peak >= len(memory_use.nodes):
+    use = MemoryUse(trace)
+    messages, message_counts = _messages(trace, use)
+    if use.bytes <= most or use.peak >= len(use.nodes):
         return []
     numbers = {node: i for i, node in enumerate(messages)}
     repetitions: list[Repetition] = []
-    excess = memory_use.bytes - most
-    for memory in held_for_later(memory_use):
-        lifetime = memory_use.memories[memory]
-        source = memory_use.nodes[lifetime.first]
+    excess = use.bytes - most
+    for memory in held_for_later(use):
+        lifetime = use.memories[memory]
+        source = use.nodes[lifetime.first]
         if excess <= 0 or source not in numbers or not _is_gather(trace, source):
             continue
-        parts = [
-            n
-            for n in memory_use.nodes[lifetime.first : lifetime.last + 1]
-            if memory_of(n) == memory
-        ]
+        parts = [n for n in use.nodes[lifetime.first : lifetime.last + 1] if memory_of(n) == memory]
         later_uses = [
-            memory_use.position_of[user]
+            use.position_of[user]
             for n in parts
             for user in n.users
-            if memory_use.position_of[user] > memory_use.peak
+            if use.position_of[user] > use.peak
         ]
         if not later_uses or source.meta.get("again"):
             continue
@@ -100,8 +96,8 @@ def repeat(trace: Trace, repetition: Repetition) -> None:
 
 
 def _repeat_gather(trace: Trace, repetition: Repetition) -> Rematerialization | None:
-    memory_use = MemoryUse(trace)
-    messages, message_counts = _messages(trace, memory_use)
+    use = MemoryUse(trace)
+    messages, message_counts = _messages(trace, use)
     # Otherwise the message positions of the proposing rank do not apply to this graph.
     if len(messages) != repetition.count:
         return None
@@ -115,9 +111,9 @@ def _repeat_gather(trace: Trace, repetition: Repetition) -> Rematerialization | 
 
     return Rematerialization(
         trace,
-        memory_use,
+        use,
         memory_of(item),
-        lambda n: message_counts[memory_use.position_of[n]] >= repetition.after,
+        lambda n: message_counts[use.position_of[n]] >= repetition.after,
         may_recompute,
     )
 
@@ -126,14 +122,14 @@ def _is_gather(trace: Trace, node: Node) -> bool:
     return node.target is MESSAGE and bool(trace.call(node).gathered) and len(node.users) == 1
 
 
-def _messages(trace: Trace, memory_use: MemoryUse) -> tuple[list[Node], list[int]]:
+def _messages(trace: Trace, use: MemoryUse) -> tuple[list[Node], list[int]]:
     """Return (messages and waits in order; for each node, how many of them are before it).
 
     Their positions are the same on all ranks, so ranks name gathers to each other by them.
     """
     messages: list[Node] = []
     message_counts = []
-    for node in memory_use.nodes:
+    for node in use.nodes:
         message_counts.append(len(messages))
         if trace.is_ordered(node):
             messages.append(node)

@@ -10,7 +10,7 @@ checkpointing on the recorded graph).
 ```
 
 Cheap ops are elementwise ops, views, reductions along rows, and this library's random ops, which
-draw the same numbers again. Products, messages and torch's own random ops are not repeated.
+draw the same numbers again. Matmuls, messages and torch's own random ops are not repeated.
 Recomputed values are bitwise equal.
 """
 
@@ -39,7 +39,7 @@ _TRIES = 16  # the search for a value stops after this many that do not lower me
 def is_cheap(node: Node) -> bool:
     """Return whether an op may run twice: it computes the same values again, and takes little time.
 
-    Examples are elementwise ops and views; matrix products and messages are not cheap.
+    Examples are elementwise ops and views; matmuls and messages are not cheap.
     """
     op: Any = node.target
     if op is DRAWN or is_item(node):

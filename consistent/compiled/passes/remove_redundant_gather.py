@@ -1,4 +1,4 @@
-"""Pass that removes a gather of which this rank reads only the part that it already has.
+"""Pass that removes a gather if this rank reads only its own shard of the result.
 
 ```
 %2 = all_gather(%1)                %2 = all_gather(%1)     removed if nothing else uses it
@@ -20,8 +20,8 @@ _aten = torch.ops.aten
 def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
     """Replace slices of gathered tensors by copies of this rank's own shard, where they are equal.
 
-    A gather without other readers is removed. Nothing may write into the shard between gather and
-    slice, nor into the gathered tensor.
+    A gather without other readers is removed. Nothing may modify the shard or the gathered tensor
+    between gather and slice.
     """
     for node in list(trace.messages()):
         call = trace.call(node)

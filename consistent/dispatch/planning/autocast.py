@@ -108,8 +108,8 @@ def cast_first(
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Not read first: this wrapper is only made while autocast is on, so it is on before and
-        # after.
+        # The state is not saved first: this wrapper is made only while autocast is on, so it is on
+        # before and after.
         torch.set_autocast_enabled(device, False)
         try:
             cast_tensors = _cast(tensors_of(args, kwargs), dtype)

@@ -26,7 +26,7 @@ _GRAD_SCALER_OP = "_amp_foreach_non_finite_check_and_unscale"
 def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Sequence[Any]) -> Plan:
     """Compare the plain tensors of this call between ranks when it is planned, and return ``plan``.
 
-    A plain tensor beside global ones counts as B, so its values must be equal on all ranks. If
+    A plain tensor next to global ones counts as B, so its values must be equal on all ranks. If
     later calls of this kind have to be compared as well, ``plan.kept`` is set to False: the plan is
     not cached, and the next such call is planned and compared again. ``tensors`` are those in the
     arguments.
@@ -45,7 +45,7 @@ def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Seq
     )
     placement: Placement = next(x for x in tensors if is_global(x))._spec.placement
     descriptions = [x._spec.layout if is_global(x) else (x.dtype, x.ndim) for x in tensors]
-    # A set for list ops, so that the number of kinds does not depend on the lengths of the lists.
+    # A set for ops over lists, so that the number of kinds does not depend on the lists' lengths.
     kind = (
         function.name,
         function.inplace,
@@ -67,7 +67,7 @@ def _plain_tensors_of_call(function: TorchFunction, tensors: Sequence[Any]) -> l
 
 
 def _plain_tensors_of_lists(args: tuple) -> list[torch.Tensor]:
-    """Return the plain tensors of a list op that have to be compared between ranks.
+    """Return the plain tensors of an op over lists that have to be compared between ranks.
 
     They are those that belong together with a global tensor, by being at the same index of their
     lists. Where all tensors at an index are plain, each rank may have values of its own; 0-d

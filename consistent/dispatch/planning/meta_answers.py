@@ -2,7 +2,7 @@
 
 A plan is made for the layouts of one call. But the shapes and dtypes of an op's outputs, and
 whether its backward runs on meta tensors, are the same for every layout and placement. So equal
-stages of a pipeline, which are on different placements, need one run together.
+stages of a pipeline, which are on different placements, share one run.
 """
 
 from __future__ import annotations

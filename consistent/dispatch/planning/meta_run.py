@@ -50,7 +50,7 @@ def logical_outputs(
     if not call.inplace:
         collect((result,), tensors)
     outs = tuple(Out(t.shape, t.dtype) for t in tensors)
-    if outs:  # otherwise the result is what is asked for
+    if outs:  # a query has none; its result is the answer
         cached["outs"] = outs
     return outs, result
 

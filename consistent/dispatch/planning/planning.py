@@ -94,8 +94,8 @@ def make_plan(
 def _plan_without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
     """Return the plan of a call that is not planned by a rule, else None.
 
-    Such a call is passed to another function (``OtherCall``): a list op, a call with ``out=``, a
-    call whose arguments must first be put into another form, and functions whose ``call`` is set.
+    Such a call is passed to another function (``OtherCall``): a foreach op, a call with ``out=``,
+    one whose arguments must first be put into another form, or a function whose ``call`` is set.
     """
     if function.call is not None:
         return OtherCall(function.name, function.call, function.kind == "open")
@@ -154,7 +154,7 @@ class _Planning:
         """Return the plan by the op's row in the rule table; without a row, one on whole tensors.
 
         ``by_facts`` is as in ``make_plan``: whether the hook's key includes more facts. If it is
-        False, the plan may be a ``ByFacts``, which makes the hook ask again with such a key.
+        False, the plan may be a ``ByFacts``, which makes the hook look again with such a key.
         """
         if self.row is None:
             return self._plan_on_whole()
@@ -168,7 +168,7 @@ class _Planning:
     def under_autocast(self, plan: Plan) -> Plan:
         """Return ``plan``, or a plan that casts the operands as autocast would and calls again.
 
-        The latter is needed where torch's own casts on the shards do not suffice: for forms, for
+        A cast is needed where torch's own casts on the shards do not suffice: for forms, for
         addends of a P tensor in a lower precision, and where ranks outside the placement would not
         know the dtypes of the results.
         """
@@ -185,7 +185,7 @@ class _Planning:
         return OtherCall(self.function.name, run)
 
     def _facts_plan(self, row: table.Row) -> Plan | None:
-        """Return a plan that asks for a key with more facts, or None if the key is enough.
+        """Return a plan that requests a key with more facts, or None if the key is enough.
 
         The facts are the values of floats, and whether gradients are needed.
         """
@@ -222,7 +222,7 @@ class _Planning:
             choice = self._fuse_sum(choice)
         plan = self._plan_on_shards(row, choice, data_dependent)
         plan.follow = self._follow_function(plan, row, data_dependent)
-        return plan.set_way()
+        return plan.finish()
 
     def _choose_signature(self, row: table.Row) -> Choice | None:
         """Return the signature that is cheapest from the operands' layouts, or None if none fits.
@@ -363,7 +363,7 @@ class _Planning:
         plan.announces_error = self._must_announce_error(plan, unknown) or (
             plan.inplace and refused
         )
-        return plan.set_way()
+        return plan.finish()
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -414,9 +414,8 @@ class _Planning:
                 [not out.non_differentiable for out in self.call.outs],
             )
         if "sparse" in self.call.params and self.call.get("sparse", False):
-            return (
-                outside_ranks.run_on_meta
-            )  # its backward gives a sparse gradient, as on other ranks
+            # Its backward gives a sparse gradient, as on other ranks.
+            return outside_ranks.run_on_meta
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             only_writes = self._only_writes(plan, row)
@@ -475,15 +474,15 @@ def _has_floats(value: Any) -> bool:
     return value.__class__ is float or value.__class__ is complex
 
 
-def _as_passed(call: Call, arguments: Sequence[Any]) -> tuple:
+def _as_passed(call: Call, local_arguments: Sequence[Any]) -> tuple:
     """Return the arguments after the tensor, in the form in which the caller passed them.
 
-    ``arguments`` are these with the sizes of the shard. Sizes that the caller passed one by
-    one stay separate, because torch parses a tuple of sizes more slowly.
+    ``local_arguments`` are the call's, with the sizes of the shard. Sizes that the caller passed
+    one by one stay separate, because torch parses a tuple of sizes more slowly.
     """
     one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
     return (
-        arguments[0]
-        if one_by_one and [r.__class__ for r in arguments] == [tuple]
-        else tuple(arguments)
+        local_arguments[0]
+        if one_by_one and [r.__class__ for r in local_arguments] == [tuple]
+        else tuple(local_arguments)
     )

@@ -125,8 +125,8 @@ class ByFacts(Plan):
     """Plan that makes the hook look up another plan, by a key with more facts about the call.
 
     The first key has the function, the specs and the static arguments, without the values of
-    floats. The right plan also depends on these values (``by_value``), or on whether gradients are
-    needed (``by_grad``).
+    floats. The correct plan also depends on these values (``by_value``), or on whether gradients
+    are needed (``by_grad``).
     """
 
     kind = "by facts"

@@ -157,10 +157,10 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
     if check_mode.enabled:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
-    # `spread` makes the meta shard of a rank outside the placement, and records the autograd node
-    # by which ``x`` gets its gradient.
-    needs_spread = my_coordinate(placement) is None or records((x,))
-    adopted = attach(shard_of_plain(x, spec) if needs_spread else x.detach(), spec)
+    # `shard_of_plain` makes the meta shard of a rank outside the placement, and records the
+    # autograd node by which ``x`` gets its gradient.
+    needs_shard = my_coordinate(placement) is None or records((x,))
+    adopted = attach(shard_of_plain(x, spec) if needs_shard else x.detach(), spec)
     for notify in _ON_ADOPT:
         notify(x, adopted)
     return adopted
@@ -187,7 +187,7 @@ def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
 
 
 def refuse_other_views(x: Any, what: str) -> None:
-    """Raise if ``x``, an operand beside global tensors, is a mirrored tensor or a DTensor.
+    """Raise if ``x``, an operand next to global tensors, is a mirrored tensor or a DTensor.
 
     ``what`` is the name of the op.
     """

@@ -186,9 +186,9 @@ def end_agreement(ranks: Ranks) -> None:
 
 
 class _SharedError(BaseException):
-    """Takes an error out of ``compute`` that has been sent to all ranks, so it is not sent again.
+    """Carries an error that was sent to all ranks out of ``compute``, so it is not sent again.
 
-    The class is no ``Exception``, so ``run_with_shared_errors`` does not catch it;
+    As it is no ``Exception``, ``run_with_shared_errors`` does not catch it;
     ``run_form_with_shared_errors`` unwraps it.
     """
 

@@ -1,6 +1,6 @@
 """The op and the boxing that a thread is in, as text for the report of a waiting rank.
 
-Both are read from the thread's stack frames when another rank asks, so that ops record nothing.
+Both are read from the thread's stack frames on another rank's request, so ops record nothing.
 """
 
 from __future__ import annotations

@@ -137,9 +137,8 @@ class ReadWholeValues(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.replacements: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # id -> (the tensor, its replacement)
+        # id -> (the tensor, its replacement)
+        self.replacements: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -201,8 +200,8 @@ class _Reads(ReadWholeValues):
         if not self.is_first_call:
             raise RuntimeError(
                 f"{_OP_NAME}: score_mod or mask_mod reads a global tensor, {x._spec}, "
-                "that it did not "
-                "read when it was called for place 0. Read all tensors in each call."
+                "that it did not read when it was called for place 0. Read all tensors in each "
+                "call."
             )
         if _is_wrapped(x):
             return x

@@ -1,8 +1,8 @@
 """Moved views: results of view ops for which boxing had to move the data.
 
 On one device a view shares storage with its source. A moved view is a copy that remembers its
-source. If the source was written since, the view is taken from it again before it is read. A write
-into the view is put into the source.
+source. If the source was written since, the view is taken from it again before it is read. What is
+written into the view is written into the source.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class MovedView:
 
         Taking it again may communicate.
         """
-        source, write_count = self._refresh_source()
+        source, version = self._refresh_source()
         if (
-            source is not self._last_source[0] or write_count != self._last_source[1]
+            source is not self._last_source[0] or version != self._last_source[1]
         ) and not self.has_lost_source():
             # Checked only now, because it may communicate.
             if _is_copy(x):
                 return x
             self._value = self._retake_view(source)
-            self._record_version(source, write_count)
+            self._record_version(source, version)
         return x if self._value is None else self._value
 
     def _retake_view(self, source: Any) -> Any:
@@ -120,9 +120,9 @@ class MovedView:
             values_that_raise = RaiseInBackward.apply(values, str(error), all_ranks())
             return attach(values_that_raise, view._spec)
 
-    def _record_version(self, source: Any, write_count: tuple[int, int]) -> None:
+    def _record_version(self, source: Any, version: tuple[int, int]) -> None:
         # Hold the storage: writes are counted by its address, which another could reuse otherwise.
-        self._last_source = source, write_count, writes.storage_of(source)
+        self._last_source = source, version, writes.storage_of(source)
 
     def has_lost_source(self) -> bool:
         """Return whether the source has other memory than when the view was taken from it.
@@ -138,7 +138,7 @@ class MovedView:
         """Return the up-to-date value of the view ``x``, or None if that needs communication."""
         source = refresh_if_local(self._tensors[0])
         is_current = (
-            source is self._last_source[0] and writes.write_count(source) == self._last_source[1]
+            source is self._last_source[0] and writes.writes_of(source) == self._last_source[1]
         )
         is_current = is_current or (source is not None and self.has_lost_source())
         return (x if self._value is None else self._value) if is_current else None
@@ -172,7 +172,7 @@ class MovedView:
             return tensors[0], self._run_view_op(tensors)
 
     def can_write(self, value: Any) -> bool:
-        """Return whether a write of ``value`` into this view can be put into the source.
+        """Return whether a write of ``value`` into this view can be made in the source.
 
         It cannot for views that repeat elements, such as ``expand``, and for int64 and uint64,
         which ``write_into_source`` would round.
@@ -231,7 +231,7 @@ class MovedView:
 
     def _refresh_source(self) -> tuple[Any, tuple[int, int]]:
         source = refresh(self._tensors[0])
-        return source, writes.write_count(source)
+        return source, writes.writes_of(source)
 
 
 def refresh(x: Any) -> Any:
@@ -249,7 +249,7 @@ def refresh(x: Any) -> Any:
 def refresh_if_local(x: Any) -> Any:
     """Return ``refresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
 
-    For printing, which a rank may do alone.
+    For printing, which one rank may do by itself.
     """
     moved: Any = getattr(x, "_moved_view", None)
     return moved.refresh_if_local(x) if moved.__class__ is MovedView else x
@@ -353,7 +353,7 @@ def _writable_record(view: Any, name: str) -> MovedView:
 
 
 def moved_view_error(name: str) -> RuntimeError:
-    """Return the error for a write into a moved view that cannot be put into the view's source."""
+    """Return the error for a write into a moved view that cannot be made in the view's source."""
     return RuntimeError(
         f"{name}_: this tensor is a view on one device, but boxing had to move its data, and what "
         "is written here cannot be put into "
@@ -362,7 +362,7 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def any_moved(args: tuple, kwargs: dict) -> bool:
-    """Return whether the list that a list op writes into contains a moved view.
+    """Return whether the list that a foreach op modifies contains a moved view.
 
     A moved view is the result of a view op for which boxing had to copy the data. The list is the
     first argument of the op.
@@ -373,10 +373,10 @@ def any_moved(args: tuple, kwargs: dict) -> bool:
 
 
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
-    """Raise if a list op is about to write into a moved view, a view whose data boxing has copied.
+    """Raise if an op over lists is about to modify a moved view, a view that boxing has copied.
 
-    A list op writes into its first list; a fused optimizer step also into all others but the
-    gradients, which come second.
+    A foreach op modifies its first list; a fused optimizer step also all others but the gradients,
+    which come second.
     """
     rest = (*args, *kwargs.values())[2:] if name.startswith("_fused_") else ()
     if any_moved(args, kwargs) or any_moved((rest,), {}):

@@ -12,15 +12,16 @@ from .writes import count_write
 
 
 class OnLists(Plan):
-    """Plan that calls torch's list op once, on lists of shards.
+    """Plan that calls a foreach op (``torch._foreach_*``) or fused step once, on lists of shards.
 
-    Used if all tensors at one index of the lists share one layout. ``one_by_one`` is the same op as
-    a loop over the indices, for an in-place op that writes into moved views.
+    Used if all tensors at one index of the lists share one layout. ``one_by_one`` runs the op for
+    each index by itself. It is called instead if an in-place op writes into a moved view (a view
+    whose data boxing has copied), since the write must reach the view's source.
     """
 
     kind = "list"
     way = RUN
-    one_by_one: Callable[..., Any] | None = None  # the same op, called for each position
+    one_by_one: Callable[..., Any] | None = None  # the same op, called for each index
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         if self.inplace and moved_views.alive:

@@ -16,7 +16,7 @@ from mirrored.transports.default import current
 from ...forms import FORMS, RAISE_FIRST, Shards
 from ...movement import check_mode
 from ...movement.boxed import box
-from ...movement.world import is_only_placement_ranks
+from ...movement.world import excludes_others
 from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
@@ -60,7 +60,7 @@ _ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
 class OnShards(Plan):
     """Plan that boxes operands to the planned layouts and calls torch's function on the shards.
 
-    The commonest kind. The planner fills in the attributes and then calls ``set_way``.
+    The commonest kind. The planner fills in the attributes and then calls ``finish``.
     """
 
     kind = "run"
@@ -110,8 +110,8 @@ class OnShards(Plan):
         writes = self.writes or (self.inplace and any(index == 0 for index, _ in self.boxes))
         return not (self.adopted or writes or self.template or is_view(self))
 
-    def set_way(self) -> OnShards:
-        """Set ``way``, how the hook runs this plan. Call this once the other attributes are set."""
+    def finish(self) -> OnShards:
+        """Set ``way``, how the hook runs this plan, from the other attributes; return the plan."""
         self.adopts = bool(self.adopted)
         if not (self.may_differ or self.announces_error or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
@@ -121,7 +121,7 @@ class OnShards(Plan):
     def boxed(self, tensors: list) -> list:
         """Box the operands listed in ``boxes``, and replace them in ``tensors`` by plain shards.
 
-        Returns the list ``tensors``. For the simple plans the C++ hook calls it, not ``run``.
+        Returns the list ``tensors``. For simple plans the C++ hook calls this, not ``run``.
         """
         check_mode.set_current_op(self.name)
         box_operands(tensors, self.boxes)
@@ -166,7 +166,10 @@ class OnShards(Plan):
         return self.inplace and 0 in self.adopted and current_user_call() is not None
 
     def _box_back(self, copy: Any, original: Any) -> None:
-        """Box ``copy``, a boxed copy that the op has written to, back into ``original``."""
+        """Box ``copy``, to which the op has written, and copy its value into ``original``.
+
+        ``original`` is an operand, and ``copy`` the result of boxing it before the op ran.
+        """
         if original._moved_view:
             moved_views.write_into_view(original, copy, self.name)
             return
@@ -186,12 +189,7 @@ class OnShards(Plan):
         compute = partial(self.compute, tensors, args, kwargs)
         may_raise = not (self.name in DIVISIONS and _any_floats(tensors))
         # Rank -1 means that a program is captured, and nothing is sent.
-        world = (
-            may_raise
-            and self.announces_error
-            and not is_only_placement_ranks()
-            and current().rank >= 0
-        )
+        world = may_raise and self.announces_error and not excludes_others() and current().rank >= 0
         # Wrappers, from the inside out: the ranks of the placement exchange errors; hooks do so in
         # backward; a rank outside follows. The world exchanges errors outermost, so that the ranks
         # outside take part.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...movement.boxed import box, box_several
-from ...movement.several import Route, can_overlap
+from ...movement.several import Route, overlap_flags
 from ...spec import Layout
 from ...spec.tracer import callbacks
 
@@ -28,7 +28,7 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
         src = tensors[index]._spec
         routes[index] = src, src.with_layout(layout)
     sent_indices = [
-        index for index, it_travels in zip(routes, can_overlap([*routes.values()])) if it_travels
+        index for index, it_travels in zip(routes, overlap_flags([*routes.values()])) if it_travels
     ]
     for index, route in routes.items():
         if index not in sent_indices:
@@ -56,6 +56,6 @@ def _box_together(tensors: list, routes: dict[int, Route]) -> None:
             boxed = box_several(operands, group_routes, received, arriving)
             for i, x in zip(positions, boxed, strict=True):
                 tensors[i] = x
-    # Prefetch for the next op only after the operands of this one were sent for.
+    # Prefetch for the next op only after the operands of this one were requested.
     if prefetch_next is not None:
         prefetch_next()

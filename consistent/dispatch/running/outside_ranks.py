@@ -7,7 +7,7 @@ Mostly they run the op too, on ``meta`` tensors. Three kinds of ops need more:
 * torch has no ``meta`` kernel of the op, and the rule gives the shapes (``ctc_loss``): meta tensors
   of these shapes replace the result;
 * the backward pass of torch's op needs values (``x[mask] = v``, ``index_fill``): a node that passes
-  gradients of the right shapes replaces the op's node.
+  gradients of the correct shapes replaces the op's node.
 
 A process that records a program follows it in the same way, but receives no announcement: there a
 recorder gives the shapes, if it knows the values that decide them (``follow_by_values``).
@@ -29,7 +29,7 @@ from mirrored.transports.default import current
 
 from ...movement.grad_mode import records, tracks
 from ...movement.sparse_parts import MemoryLayout
-from ...movement.world import is_only_placement_ranks
+from ...movement.world import excludes_others
 from ...spec import TensorSpec
 from ...spec.tracer import callbacks
 from ..plans.shards import plain
@@ -64,9 +64,7 @@ def announce_result(first_rank: int, outside: bool) -> Follow:
     """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
-        if (
-            is_only_placement_ranks()
-        ):  # ranks outside do not follow this op, so nothing is sent to them
+        if excludes_others():  # ranks outside do not follow this op, so nothing is sent to them
             return compute()
         transport = current()
         out, note, error = None, None, None
@@ -149,7 +147,7 @@ def run_with_stand_in_node(compute: Compute, tensors: Tensors) -> Any:
     """Run the op on meta tensors, with an autograd node that replaces the op's own.
 
     Used if the backward of the op's own node would need values. The replacement passes on meta
-    gradients of the right shapes.
+    gradients of the correct shapes.
     """
     if not records(tensors):
         return run_on_meta(compute, tensors)

@@ -33,7 +33,7 @@ from mirrored.transports import failures
 from mirrored.transports.default import current
 from mirrored.transports.failures import is_shared, raised_together
 
-from ...movement.world import is_only_placement_ranks
+from ...movement.world import excludes_others
 from ...spec import Placement
 from ..plans.shards import HookOff, plain
 from .agreed import (
@@ -62,11 +62,11 @@ _ERROR_NODE = "torch::autograd::Error"
 _DETERMINANT = "LinalgDetBackward0"
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     exchanging: Ranks | None = None  # ranks that will exchange errors after the node that runs now
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def watch_backward_errors(
@@ -118,7 +118,7 @@ def _count_failure(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if len(ranks) < current().size and not is_only_placement_ranks():
+        if len(ranks) < current().size and not excludes_others():
             failures.add_failures()
         raise
 
@@ -237,21 +237,14 @@ class _DeterminantGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Any) -> Any:
-        differentiates_again, saved = torch.is_grad_enabled(), ctx.saved_tensors
+        twice, saved = torch.is_grad_enabled(), ctx.saved_tensors
 
         def compute() -> tuple[Any, ...]:
             with torch.enable_grad(), HookOff():
-                x, grad = (
-                    y.view_as(y) if differentiates_again and y.requires_grad else _leaf(y)
-                    for y in saved
-                )
+                x, grad = (y.view_as(y) if twice and y.requires_grad else _leaf(y) for y in saved)
                 (input_grad,) = torch.autograd.grad(torch.linalg.det(x), x, grad, create_graph=True)
                 return torch.autograd.grad(
-                    input_grad,
-                    (x, grad),
-                    output_grads[0],
-                    create_graph=differentiates_again,
-                    allow_unused=True,
+                    input_grad, (x, grad), output_grads[0], create_graph=twice, allow_unused=True
                 )
 
         with _count_failure(ctx.ranks):

@@ -18,7 +18,7 @@ from ...forms.random import generator
 from ...forms.random.generator import RngState
 from ...forms.random.plain_draws import same_draws
 from ...movement.differentiable import gather
-from ...movement.world import is_only_placement_ranks, only_placement_ranks
+from ...movement.world import excludes_others, excluding_others
 from ...spec import Placement
 from ..plans.arguments import with_tensors
 from ..plans.shards import is_global, plain
@@ -53,15 +53,15 @@ def begin_user_call(name: str, placement: Placement) -> UserCall:
     key, transport = generator.get_state(), current()
     generator.advance_to(key.counter + 1)
     is_recorded = isinstance(transport, Outside)
-    runs_on_some = placement.size < transport.size and not is_only_placement_ranks()
+    runs_on_some = placement.size < transport.size and not excludes_others()
     return UserCall(name, placement, key, runs_on_some and not is_recorded, is_recorded)
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     user_call: UserCall | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def running_user_call(user_call: UserCall, time: int = 0) -> Iterator[None]:
     try:
         with (
             same_draws(user_call.name, user_call.placement, user_call.key, time),
-            only_placement_ranks(user_call.is_followed),
+            excluding_others(user_call.is_followed),
         ):
             yield
     finally:

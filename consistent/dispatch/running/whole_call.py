@@ -125,7 +125,7 @@ def call_whole(
 def _begin_call(
     name: str, run: Callable[..., Any], operands: list, placement: Placement
 ) -> OnShards:
-    """Tell tracers of the call and compare its plain operands between ranks; return its plan."""
+    """Notify tracers of the call, compare its plain operands between ranks; return its plan."""
     check_mode.set_current_op(name)
     plan = _plan_for_tracers(name, run, operands, placement)
     for notify in _ON_OP_BEGIN:

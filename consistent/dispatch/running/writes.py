@@ -27,7 +27,7 @@ def count_write(x: Any) -> None:
         _write_counts[storage._cdata] = _write_counts.get(storage._cdata, 0) + 1
 
 
-def write_count(x: Any) -> tuple[int, int]:
+def writes_of(x: Any) -> tuple[int, int]:
     """Return how often the memory of ``x`` was written, as (count of this module, torch's version).
 
     Two calls that return the same pair had no write in between. The first number includes writes by

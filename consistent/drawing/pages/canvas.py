@@ -10,7 +10,7 @@ from mirrored.readable import on_one_line
 
 from .html import escape
 
-MOST_DRAWN = 20_000  # maximum number of events in a timeline; a trace file holds them all
+MAX_DRAWN = 20_000  # maximum number of events in a timeline; a trace file holds them all
 
 # (index of the lane, name, begin, length or -1 (both in microseconds), site, detail, and a colour
 # if it is not the lane's)

@@ -77,9 +77,8 @@ class Membership:
     epoch: int = 0
     members: list[str] = field(default_factory=list)  # of the world, in order of rank
     workers: dict[str, Worker] = field(default_factory=dict)  # that live
-    last_heartbeats: dict[int, float] = field(
-        default_factory=dict
-    )  # agent -> when heard last; -1: given up
+    # agent -> when heard last; -1: given up
+    last_heartbeats: dict[int, float] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)  # what is to be printed
     code: int | None = None  # the exit status, once all is over
     _losses: list[str] = field(default_factory=list)  # of the last world, as text

@@ -102,17 +102,17 @@ def _fetch_inputs(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, FetchedInpu
     assert op_halo is not None
     coordinate, place = own_coordinate(shard), op_halo.out_dim
 
-    def wanted(c: Coordinate) -> Ranges:
+    def ranges_of(c: Coordinate) -> Ranges:
         firsts, counts = shard.outs[0].region(c)
         return op_halo.ranges(firsts[place], firsts[place] + counts[place])
 
     firsts, counts = shard.outs[0].region(coordinate)
-    clipped_ranges, ranges = clip_ranges(wanted(coordinate), n), wanted(coordinate)
+    clipped_ranges, ranges = clip_ranges(ranges_of(coordinate), n), ranges_of(coordinate)
     a, b = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
     low, high = min(max(-a, 0), b - a), min(max(b - n, 0), b - a)
     start = clipped_ranges[0][0] if clipped_ranges else max(0, min(a, n))
     part = FetchedInputs(d, start, max(low, 0), max(high, 0), firsts[place], counts[place])
-    return fetch_ranges(shard, x, shard.specs[0], d, wanted), part
+    return fetch_ranges(shard, x, shard.specs[0], d, ranges_of), part
 
 
 def own_coordinate(shard: Shards) -> Coordinate:
@@ -139,14 +139,14 @@ def fetch_ranges(
         ranges_of: maps a rank's coordinate to the (start, end) ranges it wants. Parts outside the
             tensor are left out.
     """
-    coordinate, wanted_ranges, held_ranges = own_coordinate(shard), {}, {}
+    coordinate, wanted, held = own_coordinate(shard), {}, {}
     for c in _group_coordinates(spec, dim, coordinate):
         starts, sizes = spec.region(c)
-        wanted_ranges[c], held_ranges[c] = (
+        wanted[c], held[c] = (
             clip_ranges(ranges_of(c), spec.shape[dim]),
             (starts[dim], starts[dim] + sizes[dim]),
         )
-    return _FetchRanges.apply(x, _Messages(shard, dim, coordinate, wanted_ranges, held_ranges))
+    return _FetchRanges.apply(x, _Messages(shard, dim, coordinate, wanted, held))
 
 
 def _group_coordinates(spec: TensorSpec, d: int, coordinate: Coordinate) -> list[Coordinate]:
@@ -244,6 +244,8 @@ def _return_grads(x: Tensor, messages: _Messages, n: int) -> Tensor:
 
 
 class _FetchRanges(torch.autograd.Function):
+    """Autograd Function of ``fetch_ranges``."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, messages: _Messages) -> Tensor:
         ctx.messages, ctx.n = messages, x.shape[messages.dim]
@@ -259,6 +261,8 @@ class _FetchRanges(torch.autograd.Function):
 
 
 class _ReturnGrads(torch.autograd.Function):
+    """Autograd Function of the backward of ``_FetchRanges``."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, messages: _Messages, n: int) -> Tensor:
         ctx.messages, ctx.n = messages, n

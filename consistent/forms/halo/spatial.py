@@ -141,7 +141,7 @@ def _to_logical_indices(shard: Shards, result: Any, x: Tensor, parts: Parts, cou
     """Convert the indices that max_pool returns from the fetched inputs to the logical image.
 
     ``result`` is that of the op on ``x``, the padded inputs: (values, flat indices in a
-    plane), or the values alone, which are returned as they are. ``count`` is the number of pooled
+    plane), or only the values, which are returned as they are. ``count`` is the number of pooled
     dims.
     """
     if isinstance(result, Tensor):
@@ -181,11 +181,8 @@ def _resample(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
             size[part.dim - 2] = x.shape[part.dim] * out_shape[part.dim] // in_shape[part.dim]
         out = run_op_with(shard, x, size=size)
     for part in parts:
-        numerator, denominator = resampling_factors(in_shape[part.dim], out_shape[part.dim]) or (
-            1,
-            1,
-        )
-        out = crop_outputs(out, part, part.first - part.start * numerator // denominator)
+        up, down = resampling_factors(in_shape[part.dim], out_shape[part.dim]) or (1, 1)
+        out = crop_outputs(out, part, part.first - part.start * up // down)
     return out
 
 

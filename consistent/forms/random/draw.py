@@ -63,14 +63,19 @@ def key_of(shard: Shards) -> RngState:
     return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
 
 
-def _compare_generators(rng: torch.Generator, op_name: str, placement: Placement | None) -> None:
-    """Raise on all ranks if the user's generators ``rng`` would draw different numbers.
+def _compare_generators(
+    user_generator: torch.Generator, op_name: str, placement: Placement | None
+) -> None:
+    """Raise on all ranks if they would draw different numbers from ``user_generator``.
 
-    Only the first few calls of the op ``op_name`` compare.
+    Only the first few calls of ``op_name`` compare.
     """
 
     def state() -> str:
-        return f"generator= of seed {rng.initial_seed()}, {digest(rng.get_state())}"
+        return (
+            f"generator= of seed {user_generator.initial_seed()}, "
+            f"{digest(user_generator.get_state())}"
+        )
 
     generator.compare(op_name, placement, state)
 

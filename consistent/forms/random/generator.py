@@ -94,7 +94,7 @@ def set_draw_count(generator: torch.Generator, value: int) -> None:
         _counts.pop(generator, None)
 
 
-def write_count(state: torch.Tensor, value: int) -> torch.Tensor:
+def store_draw_count(state: torch.Tensor, value: int) -> torch.Tensor:
     """Write the count ``value`` of random ops into the state of a CPU generator.
 
     ``state`` is what ``get_state`` returned. It is changed and returned.
@@ -105,7 +105,7 @@ def write_count(state: torch.Tensor, value: int) -> torch.Tensor:
     return state
 
 
-def read_count(state: torch.Tensor) -> int:
+def stored_draw_count(state: torch.Tensor) -> int:
     """Return the count of random ops stored in a generator's state; 0 if none was stored."""
     if state.numel() < _STATE_BYTES or state.dtype is not torch.uint8:
         return 0  # the state of a CUDA generator, which holds no count

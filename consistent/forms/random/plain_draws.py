@@ -67,7 +67,7 @@ class _BorrowedGenerator:
         if rng.device.type == "cpu":
             # Keep the seed, from which global random ops draw.
             _words(state)[0] = _words(self._saved_state)[0]
-            generator.write_count(state, generator.draw_count(rng))
+            generator.store_draw_count(state, generator.draw_count(rng))
         self._start_position = _position(state)
         rng.set_state(state)
         if rng.device.type != "cpu":
@@ -83,8 +83,8 @@ class _BorrowedGenerator:
         drawn = _position(self._generator.get_state()) != self._start_position
         if self._generator.device.type == "cpu":
             # The code inside may have run global random ops, so the count moves on.
-            generator.write_count(self._saved_state, 0)
-            generator.write_count(self._saved_state, generator.draw_count(self._generator))
+            generator.store_draw_count(self._saved_state, 0)
+            generator.store_draw_count(self._saved_state, generator.draw_count(self._generator))
         self._generator.set_state(self._saved_state)
         return drawn
 

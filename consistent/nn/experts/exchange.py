@@ -81,7 +81,7 @@ class Routes:
         received_counts = self._exchange_counts(counts, (flat != clamped_index).sum())
         own_count = sizes[owners.me]
         _check_indices([each[own_count] for each in received_counts], owners, n)
-        self.arriving_counts = [each[:own_count] for each in received_counts]
+        self.expert_counts = [each[:own_count] for each in received_counts]
         # counts[i, j]: the number of rows from rank i to rank j.
         self.counts = torch.tensor([each[own_count + 1 :] for each in received_counts])
         self.dropped = clamped_index == n
@@ -105,8 +105,8 @@ class Routes:
         of_all = torch.stack([wrong, *(part.sum() for part in parts)])
         messages = [torch.cat([part, of_all]) for part in parts]
         length = sizes[me] + 1 + len(sizes)
-        arrived_counts = current().all_to_all(messages, [(length,)] * len(sizes), self.owners.ranks)
-        numbers = read_ints(torch.cat(arrived_counts), self._balanced_counts)
+        incoming = current().all_to_all(messages, [(length,)] * len(sizes), self.owners.ranks)
+        numbers = read_ints(torch.cat(incoming), self._balanced_counts)
         return _split_list(numbers, [length] * len(sizes))
 
     def _balanced_counts(self) -> list[int]:
@@ -127,8 +127,8 @@ class Routes:
         """
         rows = x.index_select(0, self.order // self.k)
         arrived_rows = exchange_rows(rows, self.counts, self.owners.me, self.owners.ranks)
-        number = torch.arange(len(self.arriving_counts[0])).repeat(len(self.arriving_counts))
-        return arrived_rows, number.repeat_interleave(torch.tensor(self.arriving_counts).flatten())
+        number = torch.arange(len(self.expert_counts[0])).repeat(len(self.expert_counts))
+        return arrived_rows, number.repeat_interleave(torch.tensor(self.expert_counts).flatten())
 
     def send_back(
         self, results: Tensor, weights: Tensor, dtype: torch.dtype | None = None

@@ -11,7 +11,7 @@ sent back, weighted       tokens of its batch     tokens of its batch       glob
 The number of rows that a rank receives depends on values, but the spec of a global tensor must be
 known in advance. The rows between sending and returning are therefore plain tensors: the module's
 own code runs on them as if this rank's experts were the only ones. Each row is passed with one
-expert, of weight one. A token's weights are applied on the rank that it came from, so neither the
+expert, with weight 1. A token's weights are applied on the rank that it came from, so neither the
 weights nor their gradients are sent.
 
 If another axis splits the weights inside each expert, the ranks that differ along it have the same
@@ -38,7 +38,7 @@ from mirrored.transports.default import current
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
-from ...movement.world import is_only_placement_ranks, my_coordinate
+from ...movement.world import excludes_others, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
 from .exchange import Owners
 from .replaced import ReplacedForward
@@ -104,7 +104,7 @@ class ExpertsForward(ReplacedForward):
     def _reduce_partial_sums(self, out: Any) -> Any:
         """Return ``out`` with partial sums along the experts' axes reduced to B.
 
-        Otherwise the next layers might run on pieces of it, which would then be redistributed.
+        Otherwise the next layers might run on shards of it, which would then be redistributed.
         """
         if not is_global(out):
             return out
@@ -151,7 +151,7 @@ def spec_to_send(
     spec = tensors[0]._spec
     if any(each._spec.placement != spec.placement for each in tensors):
         return None
-    if spec.placement.size != current().size and not is_only_placement_ranks():
+    if spec.placement.size != current().size and not excludes_others():
         return None  # ranks outside the placement infer the result by following the ops
     split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
     split = [each and axis not in inside for axis, each in enumerate(split)]

@@ -100,7 +100,7 @@ def uninstall_list(part: nn.Module) -> None:
 def parameters_of_lists(module: nn.Module) -> set[int]:
     """Return the ids of parameters of experts that a ``ListForward`` inside ``module`` gathers.
 
-    ``install_use`` leaves these alone.
+    ``install_use`` does not gather these.
     """
     forwards = [part.__dict__.get("forward") for part in module.modules()]
     experts = [x for each in forwards if isinstance(each, ListForward) for x in each.experts]
@@ -139,8 +139,9 @@ class ListForward(ReplacedForward):
     def _can_defer(self) -> bool:
         """Return whether the experts may run after the loop, on plain rows from all ranks.
 
-        If not, the loop runs as it is written. Experts with hooks may not, and none that draw
-        random numbers: those of global tensors do not depend on layouts, those of rows would.
+        If not, the loop runs as it is written. Experts with hooks may not, nor may experts that
+        draw random numbers: drawn on global tensors, these do not depend on layouts; on rows, they
+        would.
         """
         parts = [part for expert in self.experts for part in expert.modules()]
         params = [p for expert in self.experts for p in expert.parameters()]
@@ -152,7 +153,7 @@ class ListForward(ReplacedForward):
         )
 
     def run_expert(self, e: int, *args: Any, **kwargs: Any) -> Any:
-        """Run expert ``e`` alone, on global tensors, and return what it returns.
+        """Run only expert ``e``, on global tensors, and return what it returns.
 
         Used for calls of experts that cannot be collected.
         """

@@ -51,8 +51,8 @@ class ExpertList:
     def selects(self) -> bool:
         """Return whether the forward that calls the experts seems to select tokens for each.
 
-        It is guessed from the functions that it calls. Otherwise each expert may get all tokens,
-        and it is better to have it on every rank.
+        This is guessed from the functions that the forward calls. Otherwise each expert may get all
+        tokens, and it is better to have it on every rank.
         """
         return not _SELECTING_FUNCTIONS.isdisjoint(names_in_forward(self.host))
 
@@ -60,7 +60,8 @@ class ExpertList:
 def names_in_forward(module: nn.Module) -> set[str]:
     """Return the names that the code of ``module``'s forward uses, as ``{"where", "experts"}``.
 
-    Those of methods of the module that the forward calls are included. Used to guess what it does.
+    Those of methods of the module that the forward calls are included. Used to guess what the
+    forward does.
     """
     names, methods = set[str](), ["forward"]
     while methods:

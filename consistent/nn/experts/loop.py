@@ -9,8 +9,8 @@ return out                                                 out is read: now all 
 
 A function mode sees the calls of torch that the loop makes. Calls of the form above are deferred.
 Each other call runs as it is written, after the deferred values that it needs were computed. So a
-loop of another form, or one whose sums are read half way, gives the right result, too; its experts
-run one by one.
+loop of another form, or one whose sums are read half way, gives the correct result, too; its
+experts run one by one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Loop(TorchFunctionMode):
         self._indices: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._created_tensors: dict[int, Tensor] = {}
         self._base_masks: dict[int, tuple[Tensor, Tensor]] = {}
-        self._is_deferral_off = False
+        self._runs_as_written = False
         self.state = _grad_and_autocast()
 
     @property
@@ -130,7 +130,7 @@ class Loop(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # They are disabled where the library itself works on shards.
-        if self._is_deferral_off or not torch._C._is_torch_function_enabled():
+        if self._runs_as_written or not torch._C._is_torch_function_enabled():
             return func(*args, **kwargs)
         self.settle_old_rows()
         args, kwargs = materialize_closed(args), dict(materialize_closed(kwargs))
@@ -158,11 +158,11 @@ class Loop(TorchFunctionMode):
         return result
 
     def before_write(self, x: Tensor, unaffected: tuple[Selected, ...] = ()) -> None:
-        """Compute what depends on the values of ``x``, before these are overwritten.
+        """Compute deferred values that depend on the values of ``x``, before these are overwritten.
 
         Args:
             x: the tensor that is to be written.
-            but: deferred values that need not be computed.
+            unaffected: deferred values that need not be computed.
         """
         storage = memory_id(x)
         if self._pending is not None and storage in self._pending.memory_ids():
@@ -179,7 +179,7 @@ class Loop(TorchFunctionMode):
         pending = self._pending  # the read may be in another thread
         if (
             pending is not None
-            and not self._is_deferral_off
+            and not self._runs_as_written
             and memory_id(pending.out) == memory_id(x)
         ):
             self.settle_old_rows()
@@ -225,7 +225,7 @@ class Loop(TorchFunctionMode):
 
         Grad mode and autocast are those of where the loop began.
         """
-        previous, self._is_deferral_off = self._is_deferral_off, True
+        previous, self._runs_as_written = self._runs_as_written, True
         grad, casts = self.state
         try:
             with ExitStack() as stack:
@@ -236,7 +236,7 @@ class Loop(TorchFunctionMode):
                         stack.enter_context(torch.autocast(device, dtype, is_on))
                 yield
         finally:
-            self._is_deferral_off = previous
+            self._runs_as_written = previous
 
     # -- for the values ----------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Loop(TorchFunctionMode):
         """
         return self._base_masks.get(id(mask), (mask, mask))[1]
 
-    def select_same_entries(self, a: SelectedEntries, b: SelectedEntries) -> bool:
+    def have_same_entries(self, a: SelectedEntries, b: SelectedEntries) -> bool:
         """Return whether ``a`` and ``b`` select by the same mask, so that their rows correspond."""
         if a.mask is b.mask:
             return True
@@ -327,7 +327,7 @@ class Loop(TorchFunctionMode):
         base, result = value.base, value.result
         target = select_entries(self, x, index)
         if target is None or not (
-            self.select_same_entries(target, base) and self.select_same_entries(target, result.rows)
+            self.have_same_entries(target, base) and self.have_same_entries(target, result.rows)
         ):
             return NotImplemented
         if target.dims != base.dims or target.form != base.form:

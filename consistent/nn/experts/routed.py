@@ -17,7 +17,7 @@ from mirrored.transports.default import current
 
 from ...dispatch.planning.without_modes import without_modes
 from ...dispatch.plans.shards import attach, plain
-from ...movement.world import only_placement_ranks
+from ...movement.world import excluding_others
 from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
 from .kinds import COUNT_ATTRIBUTES
@@ -120,7 +120,7 @@ class RoutedStacks(Routed):
         """Run the module's own forward as if there were no experts but this rank's.
 
         Args:
-            inputs: the rows that have arrived, the expert of each, and weights of one.
+            inputs: the rows that have arrived, the expert of each, and weights of 1.
             stacks: this rank's part of each stack.
         """
         if not self.specs:
@@ -132,7 +132,7 @@ class RoutedStacks(Routed):
             attach(x, TensorSpec.of(placement, replicated, x.shape, x.dtype)) for x in inputs
         ]
         attributes = self._attributes_of_own_experts([*map(attach, stacks, self.specs)])
-        with attributes_replaced(self.forward.module, attributes), only_placement_ranks():
+        with attributes_replaced(self.forward.module, attributes), excluding_others():
             return (
                 self.forward.original_forward(*global_inputs).to_global(sbp=replicated).to_local()
             )
@@ -208,7 +208,7 @@ def _run_as_message(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Te
 
 @dataclass(frozen=True)
 class _Forward:
-    """Function (tokens, choices, weights, tensors) -> [output], which is one recorded message."""
+    """Forward of ``_InOneMessage`` as a message: [tokens, choices, weights, ...] -> [output]."""
 
     run: Routed
 
@@ -219,9 +219,10 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Function (gradient, tokens, index, weights, stacks) -> gradients of all but the index.
+    """Backward of ``_InOneMessage``, as a message that runs the forward again.
 
-    One recorded message, which runs the forward again.
+    Maps (gradient of the output, tokens, choices, weights, tensors) to the gradients of tokens,
+    weights and tensors; choices (expert indices or masks) have none.
     """
 
     run: Routed
@@ -231,5 +232,6 @@ class _Backward:
         with without_modes():  # a recorded program runs below autograd, which is needed here
             x, *others = (each.detach().requires_grad_() for each in (x, *others))
             out = self.run(x, index, *others)
-            # Stacks that another axis splits have become global tensors, and so their gradients.
+            # Stacks of weights that another axis splits have become global tensors, and so have
+            # their gradients.
             return list(map(plain, torch.autograd.grad(out, (x, *others), grad)))

@@ -137,7 +137,7 @@ class Selected:
     def is_closed(self) -> bool:
         """Return whether operations on the value run at once, and are not deferred.
 
-        So it is after ``close``, and while the loop is paused.
+        They do after ``close``, and while the loop is paused.
         """
         return self._is_closed or self.loop.is_paused
 
@@ -361,7 +361,7 @@ class ExpertResult(Selected):
             if (
                 other.is_column
                 and not other.is_closed
-                and self.loop.select_same_entries(other, self.rows)
+                and self.loop.have_same_entries(other, self.rows)
             ):
                 return self._with_step(lambda x: x * other.materialize(), other)
         elif type(other) in (int, float):
@@ -433,23 +433,23 @@ def select_entries(loop: Any, source: Tensor, index: Any) -> SelectedEntries | N
     """
     items = list(index) if isinstance(index, tuple) else [index]
     masks = [_mask_and_dims(each) for each in items]
-    mask_positions = [i for i, each in enumerate(masks) if each is not None]
+    where = [i for i, each in enumerate(masks) if each is not None]
     ints = [i for i, each in enumerate(items) if type(each) is int]
-    if not mask_positions or len({id(masks[i][0]) for i in mask_positions}) > 1:  # type: ignore[index]
+    if not where or len({id(masks[i][0]) for i in where}) > 1:  # type: ignore[index]
         return None
     between = [
         each
-        for i, each in enumerate(items[mask_positions[0] : mask_positions[-1]], mask_positions[0])
-        if i not in (*mask_positions, *ints)
+        for i, each in enumerate(items[where[0] : where[-1]], where[0])
+        if i not in (*where, *ints)
     ]
     if between or any(
-        each is not None for i, each in enumerate(items[: mask_positions[0]]) if i not in ints
+        each is not None for i, each in enumerate(items[: where[0]]) if i not in ints
     ):
         return None
-    mask, dims = masks[mask_positions[0]][0], tuple(d for i in mask_positions for d in masks[i][1])  # type: ignore[index]
+    mask, dims = masks[where[0]][0], tuple(d for i in where for d in masks[i][1])  # type: ignore[index]
     sliced_source, mask_items = _without_ints(source, items, masks)
-    lead = tuple(1 for i, each in enumerate(items[: mask_positions[0]]) if i not in ints)
-    rest = [each for i, each in enumerate(items) if i > mask_positions[-1] and i not in ints]
+    lead = tuple(1 for i, each in enumerate(items[: where[0]]) if i not in ints)
+    rest = [each for i, each in enumerate(items) if i > where[-1] and i not in ints]
     if sliced_source.ndim < len(dims) or len(set(dims)) < len(dims):
         return None
     if any(sliced_source.shape[i] != mask.shape[d] for i, d in enumerate(dims)):

@@ -22,7 +22,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class _Note(NamedTuple):
-    """What a rank tells the others about the move that it has planned, before anything moves."""
+    """What a rank reports to the others about its planned move, before anything moves."""
 
     error: tuple[str, str] | None  # class and message of the rank's error
     move_hash: str  # a hash of the move that the rank has planned
@@ -44,32 +44,32 @@ def agree_on_move(prepare: Callable[[], PendingMove]) -> tuple[PendingMove, list
         TypeError, ValueError, RuntimeError: on every rank, if ``prepare`` raises on any, or the
             ranks' jobs differ.
     """
-    carried, own_error = None, None
+    pending, own_error = None, None
     try:
-        carried = prepare()
+        pending = prepare()
     except Exception as error:  # sent to the other ranks, and raised below
         own_error = error
     try:
-        notes: list[_Note] = gather_from_ranks(_note(carried, own_error))
+        notes: list[_Note] = gather_from_ranks(_note(pending, own_error))
         if own_error is not None:
             raise own_error
     finally:
         # Breaks the cycle of error and frame, which would keep the job's tensors alive.
         del own_error
     _raise_error_of_other_rank(notes)
-    assert carried is not None
-    job = carried.job
+    assert pending is not None
+    job = pending.job
     if len({note.move_hash for note in notes}) > 1:
         _raise_difference(gather_from_ranks(_move_lines(job)))
     _check_seeds(notes, job.old, job.placement)
-    return carried, _plain_differences(notes, job)
+    return pending, _plain_differences(notes, job)
 
 
-def _note(carried: PendingMove | None, error: Exception | None) -> _Note:
+def _note(pending: PendingMove | None, error: Exception | None) -> _Note:
     """Return this rank's note for the others: its error, or hashes of what it would move."""
-    if carried is None:
+    if pending is None:
         return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
-    job = carried.job
+    job = pending.job
     joining_ranks = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
     # A hash keeps the message small; the lines themselves are gathered only if hashes differ.
     move_hash = hashlib.blake2b("\n".join(_move_lines(job)).encode(), digest_size=16).hexdigest()
@@ -118,13 +118,13 @@ def _raise_difference(rank_lines: list[list[str]]) -> None:
     """
     for rank, lines in enumerate(rank_lines):
         if lines != rank_lines[0]:
-            line_0 = next((x for x in rank_lines[0] if x not in lines), "fewer tensors")
-            line = next((x for x in lines if x not in rank_lines[0]), "fewer tensors")
+            line_of_0 = next((x for x in rank_lines[0] if x not in lines), "fewer tensors")
+            line_of_rank = next((x for x in lines if x not in rank_lines[0]), "fewer tensors")
             raise ValueError(
-                f"move: the ranks are about to do different things.\n  rank 0 says {line_0}\n  "
-                f"rank {rank} says {line}\n  Give the same placement and plan on every rank of the "
-                "world, those outside the placements too, and let all of them run the same steps "
-                "before. Nothing is moved."
+                f"move: the ranks are about to do different things.\n  rank 0 says {line_of_0}\n  "
+                f"rank {rank} says {line_of_rank}\n  Give the same placement and plan on every "
+                "rank of the world, those outside the placements too, and let all of them run the "
+                "same steps before. Nothing is moved."
             )
 
 

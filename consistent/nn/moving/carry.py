@@ -37,10 +37,9 @@ class PendingMove:
         self.job = job
         self._items = job.tensors()
         _check_unused(job)
-        self._old_shards = [_plain_shard(moved.tensor) for moved in self._items]
+        self._old_shards = [_plain_shard(item.tensor) for item in self._items]
         self._new_shards = [
-            _allocate_shard(x, moved)
-            for x, moved in zip(self._old_shards, self._items, strict=True)
+            _allocate_shard(x, item) for x, item in zip(self._old_shards, self._items, strict=True)
         ]
         self._new_plain: dict[str, Tensor] = {}
 
@@ -51,15 +50,15 @@ class PendingMove:
             plain_names: the plain tensors that joining ranks lack. The first rank of the old
                 placement sends them.
         """
-        complete_indices = [i for i, moved in enumerate(self._items) if not _is_partial(moved.src)]
+        complete_indices = [i for i, item in enumerate(self._items) if not _is_partial(item.src)]
         run_exchanges(
             [self._old_shards[i] for i in complete_indices],
             [(self._items[i].src, self._items[i].dst) for i in complete_indices],
             [self._new_shards[i] for i in complete_indices],
         )
-        for i, moved in enumerate(self._items):
-            if _is_partial(moved.src):
-                self._new_shards[i] = run(self._old_shards[i], moved.src, moved.dst)
+        for i, item in enumerate(self._items):
+            if _is_partial(item.src):
+                self._new_shards[i] = run(self._old_shards[i], item.src, item.dst)
         all_ranks, sender = tuple(range(current().size)), self.job.old.first_rank
         for name in plain_names:
             x = self.job.plain[name]
@@ -82,8 +81,8 @@ class PendingMove:
         ]
         for position in job.grads:
             _C.set_gradient(job.params[position].tensor, None)
-        for moved, local in zip(self._items, self._new_shards, strict=True):
-            _replace_shard(moved.tensor, local, moved.dst)
+        for item, local in zip(self._items, self._new_shards, strict=True):
+            _replace_shard(item.tensor, local, item.dst)
         for position, grad in job.grads.items():
             _C.set_gradient(job.params[position].tensor, grad.tensor)
         for name, x in self._new_plain.items():
@@ -111,14 +110,14 @@ def _is_partial(spec: TensorSpec) -> bool:
     return any(entry.is_partial for entry in spec.sbp)
 
 
-def _allocate_shard(old: Tensor, moved: TensorMove) -> Tensor:
+def _allocate_shard(old: Tensor, item: TensorMove) -> Tensor:
     """Return memory for this rank's new shard; the old shard itself if it has the same elements.
 
     Args:
         old: the old shard.
-        moved: the tensor, with its specs before and after the move.
+        item: the tensor, with its specs before and after the move.
     """
-    src, dst = moved.src, moved.dst
+    src, dst = item.src, item.dst
     at, to = my_coordinate(src.placement), my_coordinate(dst.placement)
     if to is None:
         return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
@@ -145,16 +144,16 @@ def _check_unused(job: JobToMove) -> None:
         RuntimeError: a tensor is in use; the message names it.
         ValueError: a tensor is not strided.
     """
-    for moved in job.tensors():
-        x = moved.tensor
+    for item in job.tensors():
+        x = item.tensor
         if x.layout is not torch.strided:
             raise ValueError(
-                f"move: {moved.name} is {x.layout}, and move takes strided tensors. Call "
+                f"move: {item.name} is {x.layout}, and move takes strided tensors. Call "
                 "optimizer.zero_grad() before the move, if it is a gradient."
             )
         if x.requires_grad and not x.is_leaf:
             raise RuntimeError(
-                f"move: {moved.name} is the result of a graph, as gradients are after backward("
+                f"move: {item.name} is the result of a graph, as gradients are after backward("
                 "create_graph=True), and after the move no backward would reach it. Call "
                 "backward on what was computed from it and then optimizer.zero_grad(), or "
                 "detach_() it."
@@ -162,11 +161,11 @@ def _check_unused(job: JobToMove) -> None:
         with HookOff():
             # References that are expected: the tensor's own Python object, the accumulate-grad
             # node of a leaf, and the leaf if ``x`` is its gradient.
-            holders = 1 + (x.requires_grad and x.is_leaf) + (moved in job.grads.values())
+            holders = 1 + (x.requires_grad and x.is_leaf) + (item in job.grads.values())
             count = torch.Tensor._use_count(x)  # type: ignore[attr-defined]
         if count > holders:
             raise RuntimeError(
-                f"move: {moved.name} is still in use by a graph of which backward has not been "
+                f"move: {item.name} is still in use by a graph of which backward has not been "
                 "called, or by a view of it such as x[0]. Call loss.backward() first, let go what "
                 "a forward has returned (del logits), or run it under torch.no_grad()."
             )

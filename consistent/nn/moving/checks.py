@@ -138,19 +138,17 @@ def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
     return first._spec.placement
 
 
-def check_optimizers(optimizer_argument: Any, model: torch.nn.Module) -> list[Optimizer]:
-    """Return the ``optimizer`` argument of ``move`` (one, several or None) as a list.
+def check_optimizers(value: Any, model: torch.nn.Module) -> list[Optimizer]:
+    """Return ``value``, the ``optimizer`` argument of ``move``, as a list.
+
+    It is one optimizer, several or None.
 
     Raises:
         TypeError: an entry is not an optimizer.
         ValueError: a parameter of an optimizer is not a parameter of ``model``.
     """
     optimizers = (
-        []
-        if optimizer_argument is None
-        else list(optimizer_argument)
-        if isinstance(optimizer_argument, list | tuple)
-        else [optimizer_argument]
+        [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     )
     model_params = {id(p) for p in model.parameters()}
     for optimizer in optimizers:
@@ -183,10 +181,10 @@ def check_placement(placement: Any) -> None:
             'consistent.placement("cpu", ranks), or None to stay on the same ranks.'
         )
     size, ranks = current().size, placement.ranks.ravel().tolist()
-    missing_ranks = [rank for rank in ranks if rank >= size]
-    if missing_ranks:
+    unknown_ranks = [rank for rank in ranks if rank >= size]
+    if unknown_ranks:
         raise ValueError(
-            f"move: {placement} names rank {missing_ranks[0]}, and the world has ranks 0 to "
+            f"move: {placement} names rank {unknown_ranks[0]}, and the world has ranks 0 to "
             f"{size - 1}. A job moves among the ranks that the program was started on; to go on "
             "with more, save a checkpoint and start again."
         )

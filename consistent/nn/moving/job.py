@@ -113,8 +113,8 @@ class JobToMove:
             optimizer: the optimizer.
             layouts_of: id of a parameter -> its layouts in the new plan.
         """
-        names = {id(moved.tensor): moved.name for moved in self.params}
-        masters, known_ids = masters_of(optimizer), {id(moved.tensor) for moved in self.tensors()}
+        names = {id(item.tensor): item.name for item in self.params}
+        masters, known_ids = masters_of(optimizer), {id(item.tensor) for item in self.tensors()}
         replicated = (B,) * self.placement.ndim
         for p in params_of(optimizer):
             name = f"{what}[{names.get(id(p), 'a plain parameter')}]"
@@ -153,7 +153,7 @@ def params_of(optimizer: Optimizer) -> Iterator[Any]:
 def _state_beside_parameters(
     what: str, optimizer: Optimizer
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return named dicts of what an optimizer holds beside the state of its parameters.
+    """Return named dicts of what an optimizer has in addition to the state of its parameters.
 
     These are its parameter groups, state of other keys, and its attributes; tensors in them are
     moved, too.

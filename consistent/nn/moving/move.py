@@ -93,20 +93,20 @@ def move(
         return _plan_move(model, optimizer, placement, plan, inputs)
 
     globalize_owned_state(optimizer)
-    carried, differing_names = agree_on_move(prepare)
+    pending, differing_names = agree_on_move(prepare)
     try:
-        carried.send(differing_names)
-        run_install_collectives(carried.job.placement, carried.job.plan)
+        pending.send(differing_names)
+        run_install_collectives(pending.job.placement, pending.job.plan)
         gather_from_ranks(None)  # a barrier: all ranks have received everything
     except BaseException as error:
         current().abandon(f"move: rank {current().rank} raises {error!r}")
         raise
-    job = carried.job
+    job = pending.job
     uninstall(model)
-    carried.commit()
+    pending.commit()
     give_back_freed_memory()
     install(model, job.placement, job.plan, job.inputs)
-    carried.rewatch_parameters()
+    pending.rewatch_parameters()
     return model
 
 

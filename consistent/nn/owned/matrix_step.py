@@ -237,7 +237,7 @@ def _is_known(optimizer: Any) -> bool:
 
 
 def _has_owned_state(optimizer: Any) -> bool:
-    """Return whether the optimizer has state that lies whole on owner ranks.
+    """Return whether the optimizer has state that is stored whole on owner ranks.
 
     It then has to step whole matrices. A copy of such an optimizer is recognized by this: its state
     was copied, its hooks were not.

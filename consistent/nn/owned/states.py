@@ -110,7 +110,8 @@ def _state_of_globals(
     On other ranks their shards are meta tensors.
 
     Args:
-        description: the state as its owner described it, a ``_TensorMeta`` for each tensor.
+        description: the state as its owner described it, with a ``_TensorMeta`` in place of each
+            tensor.
         state: the state on this rank, empty if another rank owns the parameter.
         as_global: (plain tensor, spec) -> global tensor.
     """

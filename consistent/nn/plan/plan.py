@@ -126,8 +126,8 @@ class Plan:
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
         """Join plans for one placement axis each, in axis order, into one plan for all axes.
 
-        The plans of ``"data"`` and ``"zero3"`` become one in which weights lie as ``(B, S(0))``.
-        They must name tensors and modules without wildcards.
+        The plans of ``"data"`` and ``"zero3"`` become one in which weights are ``(B, S(0))``. They
+        must name tensors and modules without wildcards.
         """
         names = dict.fromkeys(name for plan in plans for name in plan.tensors)
         borders = dict.fromkeys(name for plan in plans for name in plan.modules)

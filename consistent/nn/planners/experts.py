@@ -105,8 +105,8 @@ def split_each_expert(plan: Plan, request: PlanRequest) -> None:
     """Add layouts to ``plan`` that split each expert over the ranks, for the plan ``"tensor"``.
 
     The last layer of an expert is split along its input, the others along their output. A weight
-    fused with a gate is split, too: the op that separates both has to exchange pieces, but a whole
-    gradient of all experts would cost more.
+    fused with a gate is split, too: the op that separates both has to exchange parts of shards, but
+    a whole gradient of all experts would cost more.
     """
     for name, key, _ in stacked_experts(request):
         shape = request.tensors[name].shape
@@ -125,7 +125,7 @@ def _reduce_after_experts(
 ) -> None:
     """Make ``plan`` reduce the experts' partial sums to B at the output of each mixture of experts.
 
-    Otherwise the next layers might run on pieces of the output, which would then be redistributed.
+    Otherwise the next layers might run on shards of the output, which would then be redistributed.
 
     Args:
         plan: the plan, which is changed.

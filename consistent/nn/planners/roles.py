@@ -25,10 +25,10 @@ FUSED = frozenset(
     """c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear query_key_value
     kv_b_proj""".split()
 )
-# Those of FUSED with q, k and v one after the other: each rank gets a piece of each of them. With
+# Those of FUSED with q, k and v one after the other: each rank gets a shard of each of them. With
 # another order, the op that separates q, k and v exchanges the columns of other ranks' heads.
 STACKED = frozenset("c_attn qkv qkv_proj Wqkv".split())
-# Layers that compute an MLP's gate and the features that it multiplies together.
+# Layers that compute both an MLP's gate and the features that the gate multiplies.
 FUSED_GATE = frozenset("gate_up_proj up_gate_proj gate_up Wi w12 fc12".split())
 OUT = frozenset(
     """o_proj out_proj dense out_lin o to_out c_proj wo proj Wo linear_out projection w_o out
@@ -42,7 +42,7 @@ class Linear:
 
     Attributes:
         name, module: the layer's name, and the layer.
-        ins, outs: the numbers of its input and output features.
+        in_features, out_features: the numbers of its input and output features.
         out_dim: the dim of the weight that corresponds to the output.
         parts: sizes of the parts that are one after the other in the output, such as q, k and v;
             empty if it has no parts.
@@ -352,7 +352,7 @@ class _CandidateColumns:
         by_part.setdefault(self._part_of(layer), []).append(layer)
 
     def before(self, down: Linear) -> list[Linear]:
-        """Return the layers added so far whose outputs ``down`` may take, by their widths."""
+        """Return the layers added so far whose outputs may be the input of ``down``, by widths."""
         by_part, part = (
             self._candidates.get((down.out_features, down.in_features), {}),
             self._part_of(down),

@@ -5,7 +5,7 @@ S(1) -norm-> S(1) -all_gather-> B -> columns -> rows -> P -reduce_scatter-> S(1)
 ```
 
 An all-gather and a reduce-scatter together send as much as the all-reduce of ``tensor``. Norms,
-dropout and residuals run on pieces of the sequence.
+dropout and residuals run on shards of the sequence.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ zero2    B             S              S
 zero3    S, used as B  S              S
 ```
 
-The first dim is split, because its pieces are contiguous in memory, or the longest dim if the first
+The first dim is split, because its shards are contiguous in memory, or the longest dim if the first
 is shorter than the number of ranks. Dims that another axis splits are not considered.
 """
 
@@ -92,7 +92,7 @@ def plan_zero3(request: PlanRequest) -> Plan:
 
 
 def _plan_with_splits(request: PlanRequest, layouts: object) -> Plan:
-    """Return the plan that gives each parameter ``layouts(s)``, with its s by ``_choose_split``.
+    """Return the plan that gives each parameter ``layouts(s)``, where ``_choose_split`` gives s.
 
     Parameters that cannot be split are left out, and so are replicated.
     """

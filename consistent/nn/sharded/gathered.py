@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...autograd.backward import count_passes
+from ...autograd.backward import pass_count
 from ...autograd.unsummed import take_over_gradients
 from ...dispatch.plans.shards import rebox_several
 from ..module_calls import this_thread
@@ -119,13 +119,13 @@ class GatheredTogether(GatheredParameters):
             this_thread.open_runs.append(UngatheredCall(self))
             return
         if torch.is_grad_enabled():
-            self._kept_at = count_passes()
+            self._kept_at = pass_count()
         KeptRun(self).begin()
 
     def _can_keep(self) -> bool:
         if not torch.is_grad_enabled():
             return True
-        return self.keeper and self._kept_at != count_passes() and innermost_hooks() is None
+        return self.keeper and self._kept_at != pass_count() and innermost_hooks() is None
 
 
 # -- one run of a module's forward -----------------------------------------------------------------
@@ -281,7 +281,7 @@ class KeptRun(ForwardRun):
     def _take_gradients(self, *args: Any, **options: Any) -> Any:
         """Check in backward that parameters kept by autograd were not written to since forward.
 
-        It then calls ``arriving``, which takes over the gradients of gathered parameters.
+        It then calls ``take_over_gradients`` for the gradients of gathered parameters.
 
         Raises:
             RuntimeError: one was written to; the error is torch's for a modified saved tensor.

@@ -12,7 +12,7 @@ from ..module_calls import undo_on_raise
 from ..plan import Plan
 from .gathered import GatheredParameters, GatheredTogether
 from .order import GatherOrders, GatherUnit, ShardedParameter
-from .prefetch import sending_on
+from .prefetch import choose_prefetch
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
@@ -66,7 +66,7 @@ def _install_orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrd
         module: the whole module.
         parameter: any of its sharded parameters, for the placement.
     """
-    sending = sending_on(parameter.value.placement)
+    sending = choose_prefetch(parameter.value.placement)
     if sending is None:
         return None
     orders = GatherOrders(sending)

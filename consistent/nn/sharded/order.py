@@ -88,8 +88,9 @@ class GatherUnit:
     ) -> None:
         self.parameters: tuple[ShardedParameter, ...] = parameters
         self.orders = orders
-        # The positions of parameters that a backward began with. They are kept from forward until
-        # backward: freeing them would save no memory, since backward gathers them first of all.
+        # The positions of parameters that a backward took first. Their gathered values are kept
+        # from forward until backward: backward gathers them at once, so freeing them would save no
+        # memory.
         self.opens_backward: set[int] = set()
 
     def to_gather(self) -> list[ToGather]:
@@ -158,11 +159,11 @@ class _Prefetch(NamedTuple):
     """A prefetch under way, of parameters that are expected to be gathered next.
 
     Attributes:
-        after: the key of the parameters that came before them the last time.
-        key: their own key.
-        parts: (shard, its version, the spec to gather it to) of each.
-        group: what the prefetch was started with.
-        first: the position of their first one in ``group``.
+        after: the key that was gathered before ``key`` the last time.
+        key: the key of the prefetched parameters.
+        parts: (shard, its version, the spec to gather it to) of each parameter.
+        group: the parameters whose prefetch was started together with this one.
+        first: the position of this prefetch's first parameter in ``group``.
     """
 
     after: Key
@@ -338,7 +339,8 @@ class GatherOrders:
         return self
 
     def __reduce__(self) -> Any:
-        # Unpickling must not run the collective that prefetching in a thread needs, which asks all
-        # ranks for spare cores. So an order with a thread is unpickled as one without prefetching.
+        # Unpickling must not run the collective that prefetching in a thread needs, which checks
+        # all ranks for spare cores. So an order with a thread is unpickled as one without
+        # prefetching.
         by_messages = self._sending.group_bytes > 0
         return GatherOrders, (self._sending if by_messages else no_prefetch(),)

@@ -37,7 +37,7 @@ Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
 
 
 class _Switches:
-    """Switches that ``prefetch_off`` sets: True where prefetching must not be used.
+    """Switches that ``prefetch_off`` sets; True switches prefetching off.
 
     Attributes:
         threads: for prefetching in a thread.
@@ -90,7 +90,7 @@ def can_prefetch_on(placement: Placement) -> bool:
     return can_send_while_computing(placement) or _has_spare_core(placement)
 
 
-def sending_on(placement: Placement) -> Sending | None:
+def choose_prefetch(placement: Placement) -> Sending | None:
     """Return how a module on ``placement`` prefetches parameters; None if this rank cannot.
 
     By messages if they are sent while the rank computes, or else in a thread if there are spare

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...autograd.backward import count_passes
+from ...autograd.backward import pass_count
 from ...dispatch.plans.shards import HookOff, is_global, plain
 from ...movement.several import Route
 from ...spec import TensorSpec
@@ -36,7 +36,7 @@ _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 class _OperandOrders(GatherOrders):
     """Gather orders of the parameters that ops gather themselves.
 
-    No hook tells where a forward begins, so its order restarts at the first op after a backward.
+    No hook runs where a forward begins, so its order restarts at the first op after a backward.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _OperandOrders(GatherOrders):
 
     def current_order(self) -> GatherOrder:
         order = super().current_order()
-        if order is self.forward and self._passes_at_start != count_passes():
-            self._passes_at_start = count_passes()
+        if order is self.forward and self._passes_at_start != pass_count():
+            self._passes_at_start = pass_count()
             order.restart()
         return order
 

@@ -58,7 +58,7 @@ class Gathering(GatheredAgain):
         position: its position among them.
     """
 
-    __slots__ = ("param", "seen", "writes", "storage", "aliases", "first_saved_version")
+    __slots__ = ("param", "seen", "writes", "storage", "aliases", "saved_version")
 
     def __init__(self, item: ToGather, seen: Any, unit: GatherUnit, position: int) -> None:
         self.param: Any = item.param  # None after release, like `seen`
@@ -71,9 +71,8 @@ class Gathering(GatheredAgain):
             self.storage = _storage_id(seen)
         self.version, self.writes = self.local._version, seen._version
         self.views = self.taken_views = 0
-        self.first_saved_version: int | None = (
-            None  # version of the gathered values at the first saved view
-        )
+        # Version of the gathered values at the first saved view.
+        self.saved_version: int | None = None
         self.aliases: list[Any] = []
         _thread.aliases[self.storage] = self.aliases
 
@@ -90,7 +89,7 @@ class Gathering(GatheredAgain):
             own_part = run(plain(seen).detach(), seen._spec, param._spec)
             plain(param).detach().copy_(own_part)
         # If no write came after a saved view, backward may gather the new values without an error.
-        if self.first_saved_version is None or self.first_saved_version == seen._version:
+        if self.saved_version is None or self.saved_version == seen._version:
             self.version = self.local._version
 
     def dst_bytes(self, dtype: torch.dtype) -> int:
@@ -240,10 +239,8 @@ class SavedShards:
             if x.layout is torch.strided and not x.is_meta:
                 source = self.by_storage.get(x.untyped_storage()._cdata)
                 if source is not None and x.dtype is source.dst.dtype and not _is_lazy(x):
-                    source.first_saved_version = (
-                        x._version
-                        if source.first_saved_version is None
-                        else source.first_saved_version
+                    source.saved_version = (
+                        x._version if source.saved_version is None else source.saved_version
                     )
                 else:
                     source = self._source_of_cast(x)
@@ -270,9 +267,7 @@ class SavedShards:
             return None
         if whole._version != writes:
             return None  # forward has written to them since, so the copy may have older values
-        source.first_saved_version = (
-            writes if source.first_saved_version is None else source.first_saved_version
-        )
+        source.saved_version = writes if source.saved_version is None else source.saved_version
         return source
 
     def unpack(self, packed: Any) -> Tensor:

@@ -155,9 +155,8 @@ def _params_to_lay_out(optimizer: Any) -> Iterator[Any]:
     """
     masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
-        if owners is not None and owners.is_stepped_whole(
-            group
-        ):  # one rank steps each of them whole
+        # One rank steps each of them whole.
+        if owners is not None and owners.is_stepped_whole(group):
             continue
         for param in group["params"]:
             if is_global(param) and (has_step_layout(param) or masters is not None):

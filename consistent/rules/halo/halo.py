@@ -49,7 +49,7 @@ def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
         if min(out, x.shape[d]) >= size:
             nbytes = max_fetched_bytes(x, d, out, halo.ranges, parts)
             outs = [S(halo.out_dim)] * len(call.outs)
-            signatures.append(call.signature({0: S(d)}, outs, FORM, nbytes, by_size=True))
+            signatures.append(call.new_signature({0: S(d)}, outs, FORM, nbytes, by_size=True))
     return signatures
 
 

@@ -78,17 +78,17 @@ def _candidate_splits(
     cut = entry.cut or DimCut(None, False, None, None)
     blocks, sizes, of = (_rescaled_count(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
     length = _rescaled_count(n, after, span)
-    of_values: list[object] = [None, of]  # values of ``of=``; the shortest text comes first
+    part_sizes: list[object] = [None, of]  # values of ``of=``; the shortest text comes first
     if isinstance(length, int) and before != repeats:
-        of_values.append(length)
+        part_sizes.append(length)
         if isinstance(of, tuple):
-            of_values += [of * (before // repeats)] if before % repeats == 0 else []
-            of_values += [of[: len(of) * before // repeats]] if repeats % before == 0 else []
+            part_sizes += [of * (before // repeats)] if before % repeats == 0 else []
+            part_sizes += [of[: len(of) * before // repeats]] if repeats % before == 0 else []
     kind = "zigzag" if cut.zigzag else None
     cuts = [
-        cut_of(blocks, kind, sizes, of_value)
-        for of_value in dict.fromkeys(of_values)
-        if _is_valid_of(of_value)
+        cut_of(blocks, kind, sizes, part_size)
+        for part_size in dict.fromkeys(part_sizes)
+        if _is_valid_part_size(part_size)
     ]
     is_lossy = (cut.blocks is not None and blocks is None) or (
         cut.sizes is not None and sizes is None
@@ -96,7 +96,7 @@ def _candidate_splits(
     return [] if is_lossy else [Split(entry.dim, new_cut) for new_cut in cuts]
 
 
-def _is_valid_of(of: object) -> bool:
+def _is_valid_part_size(of: object) -> bool:
     """Return whether ``of`` is a value that ``S(d, of=...)`` takes: None, or positive sizes."""
     return of is None or (isinstance(of, int) and of > 0) or (isinstance(of, tuple) and len(of) > 0)
 
@@ -127,12 +127,12 @@ def _cover_same_elements(
     view_length: int,
     repeats: int,
 ) -> bool:
-    """Return whether two lists of runs (start, size), one entry per rank, are the same elements.
+    """Return whether each rank's runs (start, size) of operand and view are the same elements.
 
     Args:
-        have, length, times: runs of the operand, which occur ``times`` times, every ``length``
-            elements.
-        made, other, repeats: in the same way those of the view.
+        operand_runs, length, times: runs of the operand by rank, which occur ``times`` times, every
+            ``length`` elements.
+        view_runs, view_length, repeats: in the same way those of the view.
     """
     # Both sides repeat this often, so one repetition is compared.
     common_repeats = math.gcd(times, repeats)

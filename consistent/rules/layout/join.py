@@ -23,7 +23,7 @@ from ..signature import Call, DoesNotFit, Operand, Signature
 from ..table import Row, add_rows
 
 JOIN_FORM, SPLIT_FORM, SPLIT_PARTS_FORM = "cat", "split", "split_parts"
-_MAX_SPLIT_ALONE = 16  # up to this many operands, one of them may be split alone
+_MAX_SPLIT_ALONE = 16  # cat of up to this many operands may have one of them S and the others B
 
 # Op -> what it does to each tensor before it joins them along the dim in _JOINED_DIM.
 _TO_JOINED_NDIM = {
@@ -44,9 +44,13 @@ def _same_split_signatures(call: Call, moves: Mapping[int, int]) -> list[Signatu
     joined_operands = [
         i for i, operand in enumerate(call.operands) if not _is_skipped(call, operand)
     ]
-    signatures = [call.broadcast_signature(), call.signature(dict.fromkeys(joined_operands, P), P)]
+    signatures = [
+        call.broadcast_signature(),
+        call.new_signature(dict.fromkeys(joined_operands, P), P),
+    ]
     return signatures + [
-        call.signature(dict.fromkeys(joined_operands, S(d)), S(place)) for d, place in moves.items()
+        call.new_signature(dict.fromkeys(joined_operands, S(d)), S(place))
+        for d, place in moves.items()
     ]
 
 
@@ -91,7 +95,7 @@ def cat(call: Call, parts: int) -> list[Signature]:
     ]:
         nbytes = _max_bytes_per_rank([fetched_bytes[i] for i in split_operands])
         signatures.append(
-            call.signature(dict.fromkeys(split_operands, S(dim)), S(dim), JOIN_FORM, nbytes)
+            call.new_signature(dict.fromkeys(split_operands, S(dim)), S(dim), JOIN_FORM, nbytes)
         )
     return signatures
 
@@ -149,10 +153,10 @@ def stack_by_name(call: Call, parts: int) -> list[Signature]:
 
 
 def split(call: Call, parts: int) -> list[Signature]:
-    """Return the SBP signatures of split, chunk, tensor_split: dims not divided stay split.
+    """Return the SBP signatures of ops that divide a dim: split, chunk, tensor_split.
 
-    If the divided dim itself is split, each part of the result is split along it again. Ranks then
-    fetch their piece of every part.
+    A tensor that is sharded along another dim gives outputs that are sharded along it. If it is
+    sharded along the divided dim, so is each output, and ranks fetch their shard of each output.
     """
     (x,) = call.require_operands(1)
     dim = 2 if call.name == "dsplit" else 0
@@ -173,15 +177,16 @@ def split(call: Call, parts: int) -> list[Signature]:
     signatures += _signatures_by_parts(call, dim)
     return [
         *signatures,
-        call.signature({0: S(dim)}, S(dim), SPLIT_FORM, _max_bytes_per_rank(bytes_by_part)),
+        call.new_signature({0: S(dim)}, S(dim), SPLIT_FORM, _max_bytes_per_rank(bytes_by_part)),
     ]
 
 
 def _signatures_by_parts(call: Call, dim: int) -> list[Signature]:
-    """Return the SBP signature that gives each rank its own piece of every part without messages.
+    """Return the SBP signature by which each rank has its shard of every output without messages.
 
-    It is for an operand split by ``S(d, of=...)``, whose dim consists of parts that are divided
-    among the ranks one by one, if the op's results are whole parts. Otherwise there is none.
+    It is for an operand that is ``S(d, of=...)``: its dim consists of parts that are divided among
+    the ranks one by one, and each output of the op is one or several of them. Otherwise there is
+    none.
     """
     (x,), split_and_cut = call.operands, call.split_and_cut()
     if split_and_cut is None or split_and_cut[0].dim != dim:
@@ -194,7 +199,7 @@ def _signatures_by_parts(call: Call, dim: int) -> list[Signature]:
             return []
         outs.append(Split(dim, *cut_of_part))
         start += out.shape[dim]
-    return [call.signature({0: entry}, outs, SPLIT_PARTS_FORM, by_size=True)]
+    return [call.new_signature({0: entry}, outs, SPLIT_PARTS_FORM, by_size=True)]
 
 
 ROWS = (

@@ -24,8 +24,8 @@ def repeat(call: Call, parts: int) -> list[Signature]:
     (x,), times = call.require_operands(1), repeat_counts(call)
     extra = len(times) - x.ndim
     once = [d for d in range(x.ndim) if times[d + extra] == 1]
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
-    signatures += [call.signature({0: S(d)}, S(d + extra)) for d in once]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
+    signatures += [call.new_signature({0: S(d)}, S(d + extra)) for d in once]
     return signatures + with_halo(call, parts, [d for d in range(x.ndim) if d not in once])
 
 
@@ -46,12 +46,12 @@ def squeeze(call: Call, parts: int) -> list[Signature]:
     (x,) = call.require_operands(1)
     named_dims = squeezed_dims(call)
     dropped_dims = [d for d in named_dims if x.shape[d] == 1]
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
     for d in range(x.ndim):
         if d not in dropped_dims:
             place = d - sum(g < d for g in dropped_dims)
             signatures.append(
-                call.signature({0: S(d)}, S(place), form="squeeze" if d in named_dims else None)
+                call.new_signature({0: S(d)}, S(place), form="squeeze" if d in named_dims else None)
             )
     return signatures
 
@@ -74,7 +74,9 @@ def padding(call: Call, parts: int) -> list[Signature]:
         ]
     zero = value is None or value == 0
     signatures = call.same_split_signatures(unpadded) + with_halo(call, parts, padded_dims)
-    return signatures + [call.signature({0: P}, P)] if zero or mode != "constant" else signatures
+    return (
+        signatures + [call.new_signature({0: P}, P)] if zero or mode != "constant" else signatures
+    )
 
 
 def diag_embed(call: Call, parts: int) -> list[Signature]:
@@ -87,28 +89,30 @@ def diag_embed(call: Call, parts: int) -> list[Signature]:
     n = x.ndim + 1
     new_dims = {call.dim("dim1", -2, ndim=n), call.dim("dim2", -1, ndim=n)}
     kept_dims = [d for d in range(n) if d not in new_dims]
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
-    return signatures + [call.signature({0: S(d)}, S(place)) for d, place in enumerate(kept_dims)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
+    return signatures + [
+        call.new_signature({0: S(d)}, S(place)) for d, place in enumerate(kept_dims)
+    ]
 
 
 def meshgrid(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of meshgrid: a split of vector i splits all outputs along dim i.
 
-    On a single axis all vectors may be split at once: then output i alone is split along dim i.
+    On a single axis all vectors may be split at once: then only output i is split along dim i.
     With ``indexing="xy"`` the first two dims change places.
     """
     count = len(call.operands)
     order = list(range(count))
     if call.kwargs.get("indexing", "ij") == "xy" and count > 1:
         order[:2] = [1, 0]
-    signatures = [call.broadcast_signature(), call.signature({i: P for i in range(count)}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({i: P for i in range(count)}, P)]
     vectors = [x.index for x in call.operands if x.ndim == 1]
     # All vectors split: output i is split along the dim of vector i. With several axes another one
     # might split all outputs along a single dim, so it is done with one axis only.
     if len(vectors) == count > 1 and call.operands[0].spec.placement.ndim == 1:
         outs = [S(order[i]) for i in range(count)]
-        signatures.append(call.signature(dict.fromkeys(range(count), S(0)), outs, "meshgrid"))
-    return signatures + [call.signature({i: S(0)}, S(order[i])) for i in vectors]
+        signatures.append(call.new_signature(dict.fromkeys(range(count), S(0)), outs, "meshgrid"))
+    return signatures + [call.new_signature({i: S(0)}, S(order[i])) for i in vectors]
 
 
 def scatter_into_view(call: Call, parts: int) -> list[Signature]:
@@ -126,16 +130,16 @@ def scatter_into_view(call: Call, parts: int) -> list[Signature]:
         params=call.params,
     )
     selected_dims = [call.dim("dim", 0)] if "dim" in call.params else []
-    signatures = [call.broadcast_signature(), call.signature({0: P, 1: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P, 1: P}, P)]
     for d in selected_dims:  # each rank writes into its own shard
         if any(item.dim == d for item in subscript_of(call).of_kind("all")):
-            signatures.append(call.signature({0: S(d), 1: S(d)}, S(d)))
+            signatures.append(call.new_signature({0: S(d), 1: S(d)}, S(d)))
         else:
-            signatures.append(call.signature({0: S(d)}, S(d), "write_slice"))
+            signatures.append(call.new_signature({0: S(d)}, S(d), "write_slice"))
     for signature in view_signatures(view, parts):
         entry = signature.ins[0]
         if entry.is_split and entry.dim not in selected_dims:  # type: ignore[attr-defined]
-            signatures.append(call.signature({0: entry, 1: signature.outs[0]}, entry))
+            signatures.append(call.new_signature({0: entry, 1: signature.outs[0]}, entry))
     return signatures
 
 

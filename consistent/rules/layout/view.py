@@ -144,8 +144,8 @@ def reshape(call: Call, parts: int) -> list[Signature]:
     kept_splits, exchanged_dims = _kept_and_exchanged_dims(call)
     signatures = [
         call.broadcast_signature(),
-        call.signature({0: P}, P),
-        *(call.signature({0: s}, t) for s, t in kept_splits),
+        call.new_signature({0: P}, P),
+        *(call.new_signature({0: s}, t) for s, t in kept_splits),
     ]
     signatures += _present_split_signatures(
         call, parts, [s.dim for s, _ in kept_splits] + exchanged_dims
@@ -154,11 +154,12 @@ def reshape(call: Call, parts: int) -> list[Signature]:
 
 
 def _present_split_signatures(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature]:
-    """Return an SBP signature for the split that the operand has, if it is no kept one.
+    """Return a further SBP signature that takes the operand's present split as it is.
 
-    It is a split with a cut, or of a dim that is not the first of its group (not in ``firsts``).
-    Each rank keeps its elements, and the output has a cut: [2, 8] -> [16] has ``S(1) -> S(0,
-    of=8)``. The list is empty if there is no such split.
+    It is for a split with a cut, or of a dim that is not the first of its group (not in
+    ``firsts``). Each rank keeps its elements, and the output has a cut: [2, 8] -> [16] has ``S(1)
+    -> S(0, of=8)``. The list is empty if the present split is another, or no split of the output
+    gives each rank its elements.
     """
     x, out = call.operands[0], call.outs[0]
     entry, split_and_cut = x.spec.sbp[call.axis], call.split_and_cut()
@@ -171,7 +172,7 @@ def _present_split_signatures(call: Call, parts: int, firsts: Sequence[int]) -> 
     if split_and_cut is None and other_dims.intersection(_group_of(entry.dim, x.shape, out.shape)):
         return []
     view_split = split_of_view(entry, dim_groups(x.shape, out.shape), x.shape, out.shape, parts)
-    return [] if view_split is None else [call.signature({0: entry}, view_split, by_size=True)]
+    return [] if view_split is None else [call.new_signature({0: entry}, view_split, by_size=True)]
 
 
 def _group_of(dim: int, source: Shape, target: Shape) -> range:
@@ -188,12 +189,12 @@ def reshape_as(call: Call, parts: int) -> list[Signature]:
     """
     signatures = [
         call.broadcast_signature(),
-        call.signature({0: P}, P),
-        call.signature({1: P}, B),
-        call.signature({0: P, 1: P}, P),
+        call.new_signature({0: P}, P),
+        call.new_signature({1: P}, B),
+        call.new_signature({0: P, 1: P}, P),
     ]
     return signatures + [
-        call.signature({0: s, 1: t}, t) for s, t in _kept_and_exchanged_dims(call)[0]
+        call.new_signature({0: s, 1: t}, t) for s, t in _kept_and_exchanged_dims(call)[0]
     ]
 
 
@@ -204,16 +205,16 @@ def repeat_interleave(call: Call, parts: int) -> list[Signature]:
     Otherwise ranks fetch the elements that their piece of the result holds.
     """
     (x,) = call.require_operands(1)
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
     if call.get("dim") is None and x.ndim != 1:
         return signatures
     d = call.dim("dim", 0)
-    signatures += [call.signature({0: S(e)}, S(e)) for e in range(x.ndim) if e != d]
+    signatures += [call.new_signature({0: S(e)}, S(e)) for e in range(x.ndim) if e != d]
     repeats = call.get("repeats")
     if call.get("output_size") is None and has_same_pieces(
         call, d, repeats, call.outs[0].shape[d], 1
     ):
-        return [*signatures, call.signature({0: S(d)}, S(d))]
+        return [*signatures, call.new_signature({0: S(d)}, S(d))]
     return signatures + with_halo(call, parts, [d])
 
 

@@ -36,14 +36,14 @@ __all__ = [
     "reduction_of",
     "result_bytes",
     "signatures",
-    "signatures_by_text",
     "signatures_of",
+    "signatures_of_text",
     "split_result_variants",
     "view_signatures",
 ]
 
 
-def signatures_by_text(text: str, call: Call, parts: int) -> list[Signature]:
+def signatures_of_text(text: str, call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of ``call`` by the rule ``text``, which has its operands in order.
 
     It is for rules that depend on the call, such as that of einsum, on an axis of ``parts`` ranks.

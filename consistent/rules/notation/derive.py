@@ -54,7 +54,7 @@ class _Operand:
 
 
 @lru_cache(maxsize=65536)
-def derive(rule: Rule, derivation_input: DerivationInput) -> DerivationResult:
+def derive(rule: Rule, inputs: DerivationInput) -> DerivationResult:
     """Return all SBP signatures of ``rule``, and which of them hold only under further conditions.
 
     The conditions are checked for each call (``holds.py``), so that equal inputs share the result.
@@ -62,22 +62,22 @@ def derive(rule: Rule, derivation_input: DerivationInput) -> DerivationResult:
     Raises:
         DoesNotFit: an operand has another number of dims than its pattern.
     """
-    return _Derivation(rule, derivation_input).result()
+    return _Derivation(rule, inputs).result()
 
 
 class _Derivation:
     """One run of ``derive``: the operands with named dims, and a method per kind of signature."""
 
-    def __init__(self, rule: Rule, derivation_input: DerivationInput) -> None:
-        self.rule, self.input = rule, derivation_input
-        dim_names, tensors = name_input_dims(rule, derivation_input)
+    def __init__(self, rule: Rule, inputs: DerivationInput) -> None:
+        self.rule, self.input = rule, inputs
+        dim_names, tensors = name_input_dims(rule, inputs)
         self.operands = [
             _Operand(
                 self._term_of(i),
-                rule.operands[derivation_input.rule_positions[i]][1],
+                rule.operands[inputs.rule_positions[i]][1],
                 names,
-                derivation_input.shapes[i],  # type: ignore[arg-type]
-                derivation_input.operand_indices[i], derivation_input.whole_numbers[i],
+                inputs.shapes[i],  # type: ignore[arg-type]
+                inputs.operand_indices[i], inputs.whole_numbers[i],
             )
             for i, names in zip(tensors, dim_names.ins, strict=True)
         ]  # fmt: skip
@@ -87,7 +87,7 @@ class _Derivation:
         self._operands_by_term: dict[int, list[int]] = {}  # the operands of each term
         for i, x in enumerate(self.operands):
             self._operands_by_term.setdefault(x.term, []).append(i)
-        shapes = enumerate(derivation_input.shapes)
+        shapes = enumerate(inputs.shapes)
         self._unsafe_number_terms = {
             self._term_of(i) for i, shape in shapes if shape == UNSAFE_NUMBER
         }
@@ -170,9 +170,8 @@ class _Derivation:
             return []
         if any(x.names.count(name) > 1 for x in self.operands):
             return []
-        if any(
-            out.head == "view" for out in self.rule.outs
-        ):  # left to ``moved_split_signatures``, by strides
+        # Views are left to ``moved_split_signatures``, by strides.
+        if any(out.head == "view" for out in self.rule.outs):
             return []
         splits = {
             i: entry

@@ -67,19 +67,15 @@ class DerivationResult:
     unsplit_dims: tuple[int, ...]
 
 
-def name_input_dims(rule: Rule, derivation_input: DerivationInput) -> tuple[DimNames, list[int]]:
-    """Return (dim names of operands and outputs, indices of the tensors in ``derivation_input``).
+def name_input_dims(rule: Rule, inputs: DerivationInput) -> tuple[DimNames, list[int]]:
+    """Return (dim names of operands and outputs, indices of the tensors in ``inputs``).
 
     Operands that are numbers have no names and are left out. ``letters.py`` describes the names.
     """
-    tensors = [i for i, shape in enumerate(derivation_input.shapes) if not isinstance(shape, str)]
-    patterns: list[Pattern] = [
-        rule.operands[derivation_input.rule_positions[i]][2] for i in tensors
-    ]
-    ndims = [len(derivation_input.shapes[i]) for i in tensors]
-    return name_dims(
-        rule, patterns, ndims, derivation_input.along, derivation_input.keepdim
-    ), tensors
+    tensors = [i for i, shape in enumerate(inputs.shapes) if not isinstance(shape, str)]
+    patterns: list[Pattern] = [rule.operands[inputs.rule_positions[i]][2] for i in tensors]
+    ndims = [len(inputs.shapes[i]) for i in tensors]
+    return name_dims(rule, patterns, ndims, inputs.along, inputs.keepdim), tensors
 
 
 def sizes_of(operands: Sequence[tuple[Names, Shape]]) -> dict[str, int]:

@@ -75,9 +75,9 @@ def monotone_signatures(rule: Rule, call: Call) -> list[Signature]:
     """
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
     if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
-        return [call.signature({0: kind}, kind) for kind in EXTREMES]
+        return [call.new_signature({0: kind}, kind) for kind in EXTREMES]
     if "falls" in rule.flags and (source is torch.bool or result.is_floating_point):
-        return [call.signature({0: kind}, _OPPOSITE_EXTREME[kind]) for kind in EXTREMES]
+        return [call.new_signature({0: kind}, _OPPOSITE_EXTREME[kind]) for kind in EXTREMES]
     return []
 
 

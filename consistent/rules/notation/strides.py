@@ -54,7 +54,7 @@ def moved_split_signatures(call: Call, acted: Iterable[int] = ()) -> list[Signat
     (x,) = call.require_operands(1)
     positions = kept_dim_positions(lambda probe: run_on(call, probe), x.shape)
     return [
-        call.signature({0: S(d)}, [S(place) for place in dims])
+        call.new_signature({0: S(d)}, [S(place) for place in dims])
         for d, dims in positions.items()
         if d not in acted
     ]
@@ -65,7 +65,11 @@ def view_signatures(call: Call, parts: int) -> list[Signature]:
 
     A split moves with its dim, and P passes: ``S(0) -> S(1)`` and ``P -> P`` of a transpose.
     """
-    return [call.broadcast_signature(), call.signature({0: P}, P), *moved_split_signatures(call)]
+    return [
+        call.broadcast_signature(),
+        call.new_signature({0: P}, P),
+        *moved_split_signatures(call),
+    ]
 
 
 def run_on(call: Call, x: torch.Tensor) -> Any:

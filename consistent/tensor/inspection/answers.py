@@ -1,6 +1,6 @@
 """Handlers for queries about a tensor that compute nothing, such as ``is_contiguous``.
 
-An answer never communicates, so a rank may query alone. It describes the logical tensor or, if it
+An answer never communicates, so a single rank may query. It describes the logical tensor or, if it
 is about memory and objects that each rank has for itself, this rank's shard. A query whose answer
 would mistake the shard for the whole raises and says what to call. ``docs/inspection.md`` has the
 table.
@@ -73,7 +73,7 @@ def _storage_type(self: Any) -> Any:
 def _has_compatible_type(a: Any, b: Any) -> bool:
     """Implement ``torch._has_compatible_shallow_copy_type``: whether both tensors are global.
 
-    ``nn.Module.to`` asks whether it may give a parameter the data of another tensor.
+    ``nn.Module.to`` decides by it whether a parameter may get the data of another tensor.
     """
     return is_global(a) and is_global(b)
 
@@ -197,7 +197,7 @@ OF_SHARD_PROPERTIES = [name for name in _SHARD_PROPERTIES if hasattr(_Base, name
 # -- parts of sparse and quantized tensors --------------------------------------------------------
 
 # Torch refuses these for a dense tensor, but only when it runs on the values, for which the ranks
-# would have to communicate. A rank may query alone, so they are refused before that.
+# would have to communicate. A single rank may query, so they are refused before that.
 _SPARSE_PARTS = """
 _indices _to_dense _values ccol_indices coalesce col_indices crow_indices indices row_indices values
 """.split()
@@ -297,7 +297,7 @@ def _refuse_storage(refuse: Callable[..., Any], self: Any) -> None:
     """Raise for ``x.untyped_storage()``, by ``refuse`` or with a text about ``torch.export``.
 
     ``torch.export`` makes a fake tensor of each parameter and reads its storage first, so this is
-    where it meets a global tensor.
+    where it first reads a global tensor.
     """
     if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
         raise RuntimeError(
@@ -380,7 +380,7 @@ def _repr(self: Any, **_: Any) -> str:
 def _is_left_aligned(*_: Any) -> bool:
     """Implement ``torch._nested_tensor_from_mask_left_aligned``: return False.
 
-    Torch's transformer encoder asks it, and then makes no nested tensor of a global one.
+    Torch's transformer encoder calls it, and then makes no nested tensor of a global one.
     """
     return False
 

@@ -1,4 +1,4 @@
-"""Text of a global tensor, made without communication, so that a rank may print alone.
+"""Text of a global tensor, made without communication, so that a single rank may print.
 
 A rank that holds the whole value shows it. Any other shows its shard and says so. A rank outside
 the placement has no values to show.
@@ -25,7 +25,7 @@ def holds_whole_value(spec: TensorSpec) -> bool:
     """Return whether this rank holds the whole value of a tensor with this spec.
 
     It does if it is in the placement, and each axis is B or has a single rank. Then it can print
-    the value, or answer a query about it, alone.
+    the value, or answer a query about it, by itself.
     """
     pairs = zip(spec.sbp, spec.placement.shape, strict=True)
     return my_coordinate(spec.placement) is not None and all(e is B or n == 1 for e, n in pairs)

@@ -350,7 +350,7 @@ def _key_drawer(what: str, options: dict) -> Callable[[Placement], Any]:
 
 
 def _fill_first_addend(fill: Fill) -> Fill:
-    """Wrap ``fill`` so that it is right for P tensors, whose value is the sum over ranks.
+    """Wrap ``fill`` so that it is correct for P tensors, whose value is the sum over ranks.
 
     The first rank of each P axis fills its shard, and the others write zeros.
     """

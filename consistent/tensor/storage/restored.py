@@ -18,7 +18,7 @@ from ...spec import Coordinate, Placement, TensorSpec, invalid_dtype_reason
 # Attributes that belong to one object and are not copied to its copies.
 UNSAVED_ATTRIBUTES = ("_spec", "_moved_view", "_in_step", "_data_was_read", "_grad_coder")
 
-_MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
+_MAX_BYTES = 1 << 62  # of a tensor, so that no size overflows
 
 
 def restored_tensor(
@@ -84,7 +84,7 @@ def _checked_spec(layout: Any, saved_at: Any) -> TensorSpec:
     if (
         not _is_tuple_of_ints(shape)
         or min(shape, default=0) < 0
-        or _bounded_nbytes(shape, dtype) > _MOST_BYTES
+        or _bounded_nbytes(shape, dtype) > _MAX_BYTES
     ):
         _refuse("its shape is not one of a tensor")
     world = current().size
@@ -112,11 +112,11 @@ def _is_tuple_of_ints(x: Any) -> bool:
 
 
 def _bounded_nbytes(shape: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor; if over ``_MOST_BYTES``, just some number over it."""
+    """Return the bytes of a tensor; if over ``_MAX_BYTES``, just some number over it."""
     total = dtype.itemsize
     for n in shape:
         total *= max(n, 1)  # even if a size is 0, torch must be able to take the others
-        if total > _MOST_BYTES:
+        if total > _MAX_BYTES:
             break
     return total
 

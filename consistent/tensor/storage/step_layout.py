@@ -53,7 +53,7 @@ def _parse_sbp(text: str) -> NdSbp:
 
 
 class OwnedState(dict):
-    """Optimizer state of a parameter that is updated, whole, by one rank alone.
+    """Optimizer state of a parameter that a single rank updates, all of it.
 
     The state holds plain tensors on that rank, and is empty on the other ranks.
 
@@ -84,7 +84,7 @@ def loaded_state(param: Any, value: Any) -> Any:
 
     * A ``value`` of the parameter's shape, whole and plain or in another layout, is boxed to the
       layout of the update.
-    * A tensor of another shape, from a rank that alone kept the state, is brought to all ranks of
+    * A tensor of another shape, from the one rank that kept the state, is brought to all ranks of
       the parameter.
     """
     if not is_global(param) or value.ndim == 0:

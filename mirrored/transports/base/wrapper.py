@@ -47,11 +47,11 @@ class Wrapper(Transport):
         return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
-        """Measure on this machine which way of sending is fastest, and return the results.
+        """Measure which way of sending is fastest on this machine, and return the table of results.
 
-        Transports with several ways of sending override this, and store the results in a table
-        that later runs read. By default there is no table, and the result is None. It runs when a
-        user calls ``tuning/__main__.py``. A collective over ``ranks``.
+        The command ``python -m mirrored.transports.tuning`` calls it. Transports with several ways
+        of sending override it, and store the table on disk for later runs. By default nothing is
+        measured, and the result is None. A collective over ``ranks``.
         """
         return None
 

@@ -22,12 +22,13 @@ _CHECK_INTERVAL_S = 0.05  # between two calls of `check`
 class LimitedStore:
     """Store of torch.distributed whose calls fail if there is no answer in ``limit_s`` seconds.
 
-    ``turn`` is the lock that all parts of one store share; by default a new one.
+    ``turn`` is the lock that ``with_prefix`` passes on, so that all views of one store make one
+    call at a time; by default a new one.
     """
 
     def __init__(self, store: Any, limit_s: float, turn: _CallLock | None = None) -> None:
         self._store, self._limit_s = store, limit_s
-        # Shared by all parts of a store: one call is under way on its connection.
+        # Shared by all views of a store, since its connection carries one call at a time.
         self._call_lock = turn or _CallLock()
 
     def with_prefix(self, prefix: str) -> LimitedStore:

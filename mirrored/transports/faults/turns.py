@@ -18,11 +18,11 @@ from .handlers import handler_under_way
 from .place import describe_place
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     is_helper = False
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 _owner_lock = threading.RLock()
 
 
@@ -59,7 +59,7 @@ def claim_main_thread() -> None:
 
 
 def allow_this_thread() -> None:
-    """Allow the calling thread to communicate beside the one thread that may.
+    """Allow the calling thread to communicate in addition to the one thread that may.
 
     Background threads of this library call it when they start. They keep the order of calls the
     same on all ranks.

@@ -14,8 +14,8 @@ part of 0   0+1 <------- 2, 3                   each addend
 ```
 
 So a reduce-scatter of n bytes between two hosts sends 1.5 n bytes, and not n: the host with the
-first ranks cannot get an ordered sum in one message. Sums of each host's sums would take one, but
-their bits would depend on where ranks are.
+first ranks cannot get an ordered sum in one message. Adding up the sums of the hosts would take one
+message, but the bits would depend on where ranks are.
 """
 
 from __future__ import annotations

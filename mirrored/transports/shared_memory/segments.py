@@ -20,7 +20,7 @@ from ..torch_dist import TorchDist
 
 SWITCH = "CONSISTENT_SHARED_MEMORY"
 HOST = "CONSISTENT_HOST"
-MOST_RANKS = 64
+MAX_RANKS = 64
 REMEDY = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
@@ -139,7 +139,7 @@ def should_share_memory(ranks: Sequence[int]) -> bool:
 
     They should if shared memory is switched on and they are at most 64.
     """
-    return is_switched_on() and len(ranks) <= MOST_RANKS
+    return is_switched_on() and len(ranks) <= MAX_RANKS
 
 
 def host() -> str:

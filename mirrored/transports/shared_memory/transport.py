@@ -153,7 +153,7 @@ class SharedMemory(Wrapper):
     def waits(self) -> list[Wait]:
         """Return (seconds so far, thread's ident, call) for each wait for ranks in shared memory.
 
-        It tells ranks that wait for this one where it is.
+        Ranks that wait in vain for this one report it in their error.
         """
         waits_by_group = [
             (ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group
@@ -201,8 +201,8 @@ class SharedMemory(Wrapper):
     def tune(self, ranks: Ranks) -> Table:
         """Measure which sizes ``ranks`` should send by shared memory and which by messages.
 
-        The resulting table is stored, used from now on, and returned. If the ranks share no memory,
-        only the cost of messages is measured. A collective over ``ranks``.
+        The resulting table is stored on disk, returned, and used by this object from now on. If the
+        ranks share no memory, only the cost of messages is measured. A collective over ``ranks``.
         """
         if self.group(ranks) is None:
             return self.inner.tune(ranks, segments.host())
@@ -485,8 +485,8 @@ class SharedMemory(Wrapper):
 def _allocate_or_refuse(group: Any, make: Callable[[], T]) -> T:
     """Return ``make()``, which allocates what a collective call of ``group`` needs.
 
-    If it runs out of memory, the other members of the group are told, so that they raise in that
-    call instead of waiting for this rank.
+    If it runs out of memory, the other members of the group are notified, so that they raise in
+    that call instead of waiting for this rank.
     """
     try:
         return make()

@@ -51,7 +51,7 @@ from .device_moves import DeviceMemory, DeviceMoves
 from .gpu_memory import GpuMemory
 
 SLOT_BYTES = 16 * 1024 * 1024  # bytes that a rank writes at once; it has two slots
-MOST_RANKS = 32  # kMostPeers of csrc/peer/device_moves.h
+MAX_RANKS = 32  # kMostPeers of csrc/peer/device_moves.h
 
 T = TypeVar("T")
 MakeMemory = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
@@ -104,14 +104,14 @@ class SymmetricMemory(Wrapper):
         return agreed_link(self.inner.inner, kind, self._own_link)
 
     def _own_link(self) -> Link | None:
-        shared = should_share_memory(range(self.size)) and self.size <= MOST_RANKS
+        shared = should_share_memory(range(self.size)) and self.size <= MAX_RANKS
         return stored_link(self.size, _device_model(_indexed_device(self.kind)), shared)
 
     def tune(self, ranks: Ranks) -> Table | None:
         """Measure which sizes ``ranks`` should move through device memory and which by messages.
 
-        The resulting table is stored, used from now on, and returned; None if the devices share no
-        memory. A collective over ``ranks``.
+        The resulting table is stored on disk, returned, and used by this object from now on. The
+        result is None if the devices share no memory. A collective over ``ranks``.
         """
         group = self._group(_indexed_device(self.kind), ranks)
         if group is None:
@@ -161,7 +161,7 @@ class SymmetricMemory(Wrapper):
 
         ``meeting`` is the shared segment of the ranks' processes. A collective over ``ranks``.
         """
-        if len(ranks) > MOST_RANKS:
+        if len(ranks) > MAX_RANKS:
             return None
         if self.inner.inner.gpus_may_lose_ranks:
             self.why_not[ranks] = "the job goes on without ranks that are lost"

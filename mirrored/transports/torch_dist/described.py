@@ -18,11 +18,11 @@ from ...comm import Handle, Ranks, Shape
 from ..base.checked import CheckedTransport
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     call: tuple = ()
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def current_call() -> tuple:

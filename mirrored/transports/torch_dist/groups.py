@@ -45,7 +45,7 @@ T = TypeVar("T")
 class GroupState:
     """State of one default process group ("world"): its sockets, the NCCL groups made in it.
 
-    ``world()`` returns that of the present group. It is dropped when the group is destroyed.
+    ``world()`` returns the state of the present group. It is dropped when the group is destroyed.
     """
 
     rank: int = 0
@@ -99,9 +99,9 @@ class GroupState:
         return result
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """Return a text that is the same on all ranks: that of the first rank that asks for it.
+        """Return a text that is the same on all ranks: that of the rank that requests it first.
 
-        The first rank to ask for ``name`` enters the result of its ``make()`` in the store, and the
+        The first rank to request ``name`` enters the result of its ``make()`` in the store, and the
         others read it there, so no rank waits for another. A child process of a rank reaches no
         other rank, and gets the result of its own ``make()``.
         """

@@ -88,10 +88,10 @@ class IslandPosition:
 class IslandConnection:
     """Connection of one rank of each of several islands: those with the same rank in their island.
 
-    ``IslandPosition.connect`` makes it. Islands synchronize by it.
+    ``IslandPosition.connect`` makes it; islands synchronize over it.
 
     Attributes:
-        sent: bytes that this rank has sent by it.
+        sent: bytes that this rank has sent over it.
     """
 
     def __init__(self, at: int, count: int, group: Any) -> None:

@@ -2,7 +2,7 @@
 
 ```
 enter(store, 2, 4, 30.0)    a process group of four, over a part of the store that is its own
-broken()                    why nothing can be sent any more; None while all is well
+why_broken()                why nothing can be sent any more; None while all is well
 leave()                     the process is in no group
 enter(store, 1, 3, 30.0, is_first=False)    the next one
 ```

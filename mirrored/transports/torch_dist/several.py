@@ -45,7 +45,7 @@ class Sender(Protocol):
 
 
 class _AllOf:
-    """Several started operations as one: ``wait()`` waits for all of them."""
+    """Handle of several started operations: ``wait()`` waits for all of them."""
 
     def __init__(self, handles: Sequence[Waitable]) -> None:
         self._handles = handles
@@ -66,7 +66,7 @@ class Packing(NamedTuple):
     alone: tuple[int, ...]  # positions of the tensors with a message of their own
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each tensor's piece on each rank
     counts: tuple[tuple[int, ...], ...]  # for each rank, the numel of each of its packed pieces
-    # For each tensor what ranks must agree on, by `agreed_layout`, for the tags.
+    # For each tensor the result of `agreed_layout`, which goes into the tags of its messages.
     agreed_layouts: tuple[tuple, ...]
 
 

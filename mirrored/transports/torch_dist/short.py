@@ -1,6 +1,7 @@
-"""Short messages of a fixed size: a flag for a note, and the numbers of a small tensor.
+"""Short messages of a fixed size, with a flag and the numbers of a small tensor.
 
-A note is what a rank tells the others instead of making their call, such as its error.
+The flag says whether the rank has a note: what it sends instead of making the others' call, such as
+its error.
 
 ```
 0        4                    8          16                       80
@@ -9,8 +10,9 @@ A note is what a rank tells the others instead of making their call, such as its
 
 A rank that has a note does not make the call that the others make, and cannot know what they send;
 so the size is always the same. There is such a message for each op that may raise on some ranks
-alone (``consistent/dispatch/running/agreed.py``) and for each number that is read, and a rank waits
-for it. To be fast, memory is reused, and the header is read as bytes.
+alone (``consistent/dispatch/running/agreed.py``) and for each all-reduce of so small a tensor, as
+in ``loss.item()``, and a rank waits for it. To be fast, memory is reused, and the header is read as
+bytes.
 """
 
 from __future__ import annotations

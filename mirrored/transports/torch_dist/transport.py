@@ -104,9 +104,9 @@ class TorchDist(DescribedCalls):
         return timeout("cpu").total_seconds()
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """Return a text that is the same on all ranks: that of the first rank that asks for it.
+        """Return a text that is the same on all ranks: that of the rank that requests it first.
 
-        The first rank to ask for ``name`` calls ``make()``, and all ranks get its result. No rank
+        All ranks get the result of ``make()`` of the rank that first requests ``name``. No rank
         waits for another.
         """
         return world().agreed(name, make)
@@ -153,9 +153,10 @@ class TorchDist(DescribedCalls):
         self._links[world()] = between.load_or_measure(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
-        """Measure the cost of messages between ``ranks``; store, use and return it. A collective.
+        """Measure the cost of messages between ``ranks``, and return it as a table. A collective.
 
-        ``host`` is the name of this rank's host.
+        The table is stored on disk, and ``link`` returns its cost from now on. ``host`` is the name
+        of this rank's host.
         """
         table = between.measure_and_save(self, ranks, host)
         self._links[world()] = table.link

@@ -1,4 +1,4 @@
-"""Measures once, and stores, the cost of messages between ranks that share no memory.
+"""Measures once, and stores on disk, the cost of messages between ranks that share no memory.
 
 The ranks of a world measure it when they first meet, in a tenth of a second, and all use the
 slowest rank's figures. Each host stores them, with a hash of the hosts between which they were
@@ -29,10 +29,10 @@ TRIES = 30
 def load_or_measure(transport: Transport, ranks: Ranks, host: str) -> Link:
     """Return the cost of messages between ``ranks``. A collective.
 
-    It comes from the table that the first of ``ranks`` has stored, or else is measured.
+    It is read from the table that the first of ``ranks`` has stored on disk, or else measured.
 
     Args:
-        way: the transport that sends the messages.
+        transport: sends the messages.
         ranks: the members.
         host: the name of this rank's host, which begins with the name of its machine.
     """
@@ -49,7 +49,9 @@ def load_or_measure(transport: Transport, ranks: Ranks, host: str) -> Link:
 
 
 def measure_and_save(transport: Transport, ranks: Ranks, host: str) -> Table:
-    """Measure the cost of messages between ``ranks``, store and return it. A collective.
+    """Measure the cost of messages between ``ranks``, store it on disk, and return it.
+
+    A collective.
 
     The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``load_or_measure`` it
     stores the result, with a warning, even if other programs disturbed the measurement.

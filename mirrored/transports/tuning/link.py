@@ -1,7 +1,7 @@
 """Cost of messages between the ranks of this world and of local copies, from the stored table.
 
-Plans are chosen by this cost, so all ranks must use the same numbers: those of the first rank that
-asks.
+Plans are chosen by this cost, so all ranks must use the same numbers: those of the rank that
+requests them first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from . import table
 
 
 class TextAgreement(Protocol):
-    """Protocol of an object by which all ranks agree on a text; ``TorchDist`` implements it."""
+    """Protocol of an object that gives all ranks the text of whichever rank requests it first.
+
+    ``agreed_link`` uses it to give all ranks the same cost of messages. ``TorchDist`` implements
+    it, and exchanges the text through torch.distributed's store, so no rank waits for another.
+    """
 
     def agreed(self, name: str, make: Callable[[], str]) -> str: ...
 
@@ -26,8 +30,8 @@ class TextAgreement(Protocol):
 def agreed_link(world: TextAgreement, kind: str, own: Callable[[], Link | None]) -> Link | None:
     """Return the cost of messages between devices of type ``kind``, the same on every rank.
 
-    It is the result of ``own()`` on the first rank that asks. Each rank calls ``own`` at most once
-    for a world: later calls return the cached result.
+    It is the result of ``own()`` on the rank that requests it first; ``world`` passes it to the
+    others. Later calls return the cached result.
     """
 
     def make() -> str:

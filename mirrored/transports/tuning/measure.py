@@ -72,7 +72,7 @@ def load_or_measure(ways: TwoWays, may_measure: bool) -> Table:
 
 
 def measure_and_save(ways: TwoWays) -> Table:
-    """Measure a table, store and return it. A collective.
+    """Measure a table, store it on disk, and return it. A collective.
 
     The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``load_or_measure`` it
     stores the result, with a warning, even if other programs disturbed the measurement.
@@ -115,7 +115,8 @@ def measure(ways: TwoWays) -> tuple[Table, bool]:
             if limit is not None:
                 limits_above[table.row_key(name, dtype)] = limit
     own_limits = _one_shot_limit(ways, torch.float32), _one_shot_limit(ways, torch.bfloat16)
-    # Small messages are priced as they will be sent, and all members must send them in one way.
+    # The cost of small messages is measured in the way that they will be sent, which is the same on
+    # all members.
     limits: tuple[int, int] = ways.shared.gather_objects(own_limits, ways.ranks)[0]
     ways.set_one_shot(*limits)
     own_table = Table(*limits, limits_above, *measure_costs(ways.shared, ways.ranks, ways.device))
@@ -170,7 +171,8 @@ def _one_shot_limit(ways: TwoWays, dtype: torch.dtype) -> int:
 def _messages_limit(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None:
     """Return the size in bytes above which messages are clearly faster; None if they never are.
 
-    ``move`` is one of the collectives of ``_timed_collectives``. Clearly is by a factor of 1.2.
+    ``move`` is one of the collectives of ``_timed_collectives``. "Clearly" means by a factor of
+    1.2.
     """
     limit, n = None, len(ways.ranks)
     for nbytes in SIZES:
@@ -194,7 +196,7 @@ def measure_costs(
     """Measure this rank's cost of messages sent by ``transport``, and of copies. A collective.
 
     Args:
-        way: the transport.
+        transport: sends the messages.
         ranks: the members.
         device: the device of the tensors.
         tries: number of measurements, of which the fastest counts. Together they send 30 small

@@ -13,7 +13,7 @@ _NEGLIGIBLE_LOAD = 0.25  # processors; the background work of a quiet host stays
 
 @dataclass(frozen=True)
 class Usage:
-    """Clock and processor seconds since some moment; the difference of two is that of an interval.
+    """Clock and processor seconds since a fixed start; subtract two to get those of an interval.
 
     Attributes:
         clock: elapsed time.

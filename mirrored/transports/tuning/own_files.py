@@ -15,7 +15,7 @@ from pathlib import Path
 from ... import whole_files
 
 _OTHERS_MAY_WRITE = 0o002
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 def folder() -> Path:
@@ -69,7 +69,7 @@ def read(path: Path) -> bytes | None:
     """Return the content of a file that the user owns; None if it cannot be used.
 
     It is None if there is no such file, if it or its folder is another user's, or if it is longer
-    than ``_MOST_BYTES``.
+    than ``_MAX_BYTES``.
     """
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
@@ -77,7 +77,7 @@ def read(path: Path) -> bytes | None:
         with os.fdopen(os.open(path, _OPEN_FLAGS | os.O_RDONLY), "rb") as file:
             # Of the open file: checked by its path, it could be replaced before it is opened.
             status = os.fstat(file.fileno())
-            if _is_own(status) and stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:
+            if _is_own(status) and stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
                 return file.read()
     return None
 

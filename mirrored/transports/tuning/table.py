@@ -2,8 +2,8 @@
 
 There is one file for each device, number of ranks and version of torch, in the user's cache folder,
 and one more for each number of ranks that share no memory, which only has the cost of messages
-(``between.py``). The two ways, shared memory and messages, differ in time, and in the order in
-which gloo and NCCL sum floats.
+(``between.py``). The two ways, shared memory and messages, differ in time, and in an all-reduce on
+GPUs also in the order in which floats are summed, since NCCL has its own.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NARROW = frozenset((torch.float16, torch.bfloat16))  # adding them costs more th
 
 @dataclass(frozen=True)
 class Table:
-    """Limits by which a collective is sent one way or another, and measured costs.
+    """Sizes from which a collective is sent in another way, and measured costs.
 
     Sizes are bytes of the logical tensor.
 
     Args:
         one_shot: up to this size every rank sends its whole tensor to all others in an all-reduce;
             a larger one is a reduce-scatter and an all-gather.
-        one_shot_narrow: the same limit for floats of two bytes.
+        one_shot_narrow: the same limit for float16 and bfloat16.
         messages_above: collective ("all_reduce", "all_reduce narrow", ...) -> the size above which
             messages are faster. A collective that is not listed is never sent as messages.
         latency_s: seconds that the smallest all-reduce takes.

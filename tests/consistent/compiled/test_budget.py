@@ -23,7 +23,7 @@ def _longer(x: torch.Tensor, times: int) -> Any:
 
 
 def test_graphs_beyond_a_number_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "MOST_COMPILED", 3)
+    monkeypatch.setattr(inductor, "MAX_COMPILED", 3)
     program = consistent.compile(_longer, backend="inductor", fullgraph=True)
     x = torch.arange(6.0)
     with compilations(traced) as found, warnings.catch_warnings(record=True) as told:

@@ -162,7 +162,7 @@ def test_results_of_one_buffer_are_copied_once_the_side_stream_has_made_them() -
     done: Future[list[torch.Tensor]] = Future()
     done.set_result(results)
     with opaque.use_calls({call.number: call}):
-        opaque._state.started_messages[0] = done, Late()  # type: ignore[assignment]
+        opaque._thread.started_messages[0] = done, Late()  # type: ignore[assignment]
         given = opaque.wait_message([torch.zeros(1)], call.number, 0)
     assert [x.tolist() for x in given] == [[1.0] * 2, [1.0] * 3]
     assert joined == [x.data_ptr() for x in results], "their memory is held for the program"

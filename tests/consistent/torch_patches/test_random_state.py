@@ -111,7 +111,7 @@ def test_a_large_count_is_kept() -> None:
     torch.manual_seed(3)
     for count in (1, (1 << 31) - 1, 1 << 31, (1 << 40) + 5):
         generator.set_draw_count(torch.default_generator, count)
-        assert generator.read_count(torch.get_rng_state()) == count
+        assert generator.stored_draw_count(torch.get_rng_state()) == count
 
 
 def _checkpointed(rank: int, reentrant: bool) -> bool:

@@ -1,8 +1,8 @@
 """``F.embedding_bag`` for bags of equal length that one mesh axis splits along with the table.
 
-The rows are looked up first and then summed bag by bag, so that a row that a rank lacks is sent to
-it once. Torch's own Python body flattens all bags into one row, after which the start of each bag
-is a value in a tensor, which planning cannot see.
+The rows are looked up first and then summed bag by bag, so that each row that a rank lacks is sent
+to it once. Torch's own Python body would flatten all bags into one row, with the start of each bag
+as a value in a tensor, which planning cannot see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewrites of a call into other calls, for calls that the rule table cannot take as they are.
+"""Rewrites of a call into other calls, for calls that the rule table does not cover as they are.
 
 They serve arguments of operators that are passed by keyword, tensors passed where torch reads a
 number, in-place ops that change a tensor's shape, and functions for which another sequence of calls
@@ -165,8 +165,8 @@ def _select_overload(packet: Any, args: tuple, kwargs: dict) -> Any:
 class Numbers:
     """The parameters of an op that must be numbers, for which a caller may pass a tensor.
 
-    Such as ``repeats`` of ``x.repeat(n)``, where torch reads the value of a tensor ``n``.
-    Parameters that some overload of the op takes as a tensor are not among them.
+    An example is ``repeats`` of ``x.repeat(n)``: torch reads the value of a tensor ``n`` there.
+    Parameters that some overload of the op accepts as a tensor are not included.
     """
 
     places: frozenset[int]
@@ -175,7 +175,7 @@ class Numbers:
     tensors: frozenset[int | str]  # parameters that are tensors
 
     def holds(self, place: int | str) -> bool:
-        """Return whether the parameter at ``place``, a position or a name, is one of these."""
+        """Return whether the parameter at ``place``, a position or a name, must be a number."""
         if place.__class__ is str:
             return place in self.names
         return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]

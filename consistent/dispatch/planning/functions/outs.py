@@ -65,32 +65,29 @@ def _choose_implementation(
     functional = run._overloadpacket if isinstance(run, torch._ops.OpOverload) else run
     rest = {key: value for key, value in kwargs.items() if key not in names}
     outs = _out_tensors(names, kwargs)
-    result_without_out, result_with_out = (
-        _on_meta(functional, args, rest),
-        _on_meta(run, args, kwargs),
-    )
+    without_out, with_out = _on_meta(functional, args, rest), _on_meta(run, args, kwargs)
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         # No positional argument has position len(args), so `out` is looked up by name.
         return call_whole(name, run, args, kwargs, [(len(args), key) for key in names])
 
-    if isinstance(result_with_out, Exception):
-        if isinstance(result_without_out, Exception) or _has_no_meta_form(result_with_out):
+    if isinstance(with_out, Exception):
+        if isinstance(without_out, Exception) or _has_no_meta_form(with_out):
             # An error that the op raises when it runs would be raised on the ranks of its placement
-            # alone, so fall back to the op only if these are all ranks.
+            # only, so fall back to the op only if these are all ranks.
             covers_world = common_placement(name, tensors_of(args, kwargs)).size == current().size
             return _copy_into_out(functional, names, whole if covers_world else None)
         raise RuntimeError(
             f"{name}: out is {_describe(outs)}, and torch does not write "
-            f"{_describe(_tensors_in(result_without_out))} into "
-            f"it: {result_with_out}\n  Give an out of the result's dtype, or omit out=."
-        ) from result_with_out
-    if not isinstance(result_without_out, Exception):
-        if [x.dtype for x in _tensors_in(result_without_out)] == [x.dtype for x in outs]:
+            f"{_describe(_tensors_in(without_out))} into it: {with_out}\n  "
+            "Give an out of the result's dtype, or omit out=."
+        ) from with_out
+    if not isinstance(without_out, Exception):
+        if [x.dtype for x in _tensors_in(without_out)] == [x.dtype for x in outs]:
             return _copy_into_out(functional, names)
     # Compare with the returned tensors, not with `out`: linalg_matrix_rank resizes its out on meta
     # tensors, though not on others.
-    for target, result in zip(outs, _tensors_in(result_with_out), strict=True):
+    for target, result in zip(outs, _tensors_in(with_out), strict=True):
         _refuse_resized(target, result)
     return whole
 
@@ -152,9 +149,8 @@ def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, tensors: 
     if isinstance(error, RuntimeError) and "automatic differentiation" in str(error):
         tensor = next(x for x in tensors if x.requires_grad)
         raise RuntimeError(
-            f"{name}: x is {_describe([tensor])} and requires grad, "
-            "and what is written into out= has "
-            "no history. Omit out=, or call it under torch.no_grad()."
+            f"{name}: x is {_describe([tensor])} and requires grad, and what is written into out= "
+            "has no history. Omit out=, or call it under torch.no_grad()."
         )
 
 

@@ -1,9 +1,9 @@
-"""Queries: torch functions that compute no tensor but ask a fact about one, such as its storage.
+"""Queries: torch functions that compute no tensor but read a fact about one, such as its storage.
 
-An op without a rule runs on whole tensors, which communicates. A query must not, because a rank may
-query alone and would then wait for the others. ``tensor/inspection/answers.py`` answers the queries
-that make sense for the logical tensor. All others raise, among them those that future versions of
-torch add.
+An op without a rule runs on whole tensors, which communicates. A query must not, because one rank
+may query by itself and would then wait for others. ``tensor/inspection/answers.py`` answers the
+queries that make sense for the logical tensor. All others raise, among them those that future
+versions of torch add.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....rules import table
 from ...plans.arguments import collect
 from ...plans.shards import is_global
 
-# These return no tensor but read or write every element, so they run whole.
+# These return no tensor but read or write every element, so they run on gathered tensors.
 VALUE_READING_OPS = frozenset(("allclose", "equal", "is_nonzero", "apply", "map", "map2"))
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _TORCH_TYPES = (

@@ -77,8 +77,8 @@ class TorchFunction:
     name: str
     inplace: bool
     run: Callable[..., Any]
-    # "op": look up the row of its name; "open": run the Python body; "whole": run on whole tensors;
-    # "raw": the getter of a property
+    # "op": look up the row of its name; "open": run the Python body; "whole": run on gathered
+    # tensors; "raw": the getter of a property
     kind: str
 
     @cached_property
@@ -94,7 +94,7 @@ class TorchFunction:
         raises.
         """
         handler = handlers.get(self.name + "_" * self.inplace)
-        # None for a list op without a handler, which `plan_list_op` plans.
+        # None for a foreach op without a handler, which `plan_list_op` plans.
         if handler is not None or self.name.startswith(tuple(list_ops)):
             return handler
         is_op = self.kind == "op" and not is_query(self.name, self.inplace, self.run)
@@ -320,7 +320,7 @@ def opened_body(func: types.FunctionType) -> Callable[..., Any]:
     """Return a copy of the Python function ``func`` whose body runs on global tensors.
 
     Many of torch's Python functions begin with ``if has_torch_function(...)`` and would call the
-    hook again, without end. In the copy the code is the same, but each such check returns False.
+    hook again, endlessly. In the copy the code is the same, but each such check returns False.
     The ops in the body still reach the hook.
     """
     # A copy, because torch's own module must keep its hooks.
@@ -330,7 +330,7 @@ def opened_body(func: types.FunctionType) -> Callable[..., Any]:
             scope[name] = _return_false
     for name in func.__code__.co_names:
         # A private helper that checks for hooks on behalf of its public function (torch.meshgrid)
-        # would dispatch to that function again, without end.
+        # would dispatch to that function again, endlessly.
         helper = scope.get(name)
         if name.startswith("_") and isinstance(helper, types.FunctionType) and helper is not func:
             if not _HOOK_CHECKS.isdisjoint(helper.__code__.co_names):

@@ -41,7 +41,7 @@ _OWN_IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 _BY_POSITION = frozenset(("_foreach_max", "_foreach_mm", "_foreach_powsum"))
 # Ops for which torch takes a tensor as the factor of all positions; others read a number from it.
 _TAKE_A_TENSOR = frozenset("_foreach_add _foreach_mul _foreach_div".split())
-# Op on single tensors, where it is not the list op's name without "_foreach_".
+# Op on single tensors, where its name is not that of the foreach op without "_foreach_".
 _SINGLE_OPS: dict[str, Callable[..., Any]] = {
     "maximum": _Tensor.clamp_min,
     "maximum_": _Tensor.clamp_min_,
@@ -53,7 +53,7 @@ _SINGLE_OPS: dict[str, Callable[..., Any]] = {
 
 
 def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Make the plan of a list op, such as ``torch._foreach_add``, for these arguments.
+    """Make the plan of an op over lists of tensors, such as ``torch._foreach_add``.
 
     Returns None if no list of tensors is passed.
     """
@@ -86,7 +86,8 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
     plan.function, plan.way = function.run, FAST
     plan.inplace, plan.outs = function.inplace, tuple(layouts)
     if plan.inplace:
-        # For moved views: the op on lists could not put what it writes into their sources.
+        # For moved views (views that boxing has copied): the op on lists would write into the
+        # copies only, not into their sources.
         plan.one_by_one = _one_by_one(function)
     return plan
 
@@ -270,7 +271,7 @@ def _call_in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable
                     positional, named = map_tensors((positional, named), plain)
                 with HookOff():
                     results = function.run(*positional, **named)
-                # In-place list ops may return None.
+                # In-place foreach ops may return None.
                 for i, result in zip(positions, results or (), strict=not function.inplace):
                     outs[i] = result
         if function.inplace:
@@ -301,7 +302,7 @@ def _pick_items(value: Any, positions: list[int], count: int) -> Any:
 
 
 def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
-    """Return a function that runs a list op as single ops, one for each position of the lists.
+    """Return a function that runs a foreach op as single ops, one for each position of the lists.
 
     ``torch._foreach_add(xs, ys)`` becomes ``[x.add(y) for x, y in zip(xs, ys)]``, each dispatched
     by itself.

@@ -75,7 +75,7 @@ def _box_all(tensors: Any, targets: list[TensorSpec | None]) -> list[Any]:
 
 
 def _box_state(x: Any, spec: TensorSpec | None) -> Any:
-    """Return ``x`` boxed to ``spec``, or to B on the same placement if its shape is another.
+    """Return ``x`` boxed to ``spec``, or to B on the same placement if it has another shape.
 
     An ``x`` that is not global is taken as B first. A plain 0-d tensor, such as a step count, stays
     plain.

@@ -32,12 +32,12 @@ def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = Non
     inputs = [_reduce_partial(t) for t in tensors]
     for i, t in enumerate(inputs):
         groups.setdefault(_group_key(t, dtype), []).append(i)
-    is_on_several = len({placement for placement, *_ in groups}) > 1
+    are_mixed = len({placement for placement, *_ in groups}) > 1
     outs: list[Any] = [None] * len(inputs)
     for (placement, axes, result), members in groups.items():
         group_inputs = [inputs[i] for i in members]
         norms = _group_norms(group_inputs, placement, axes, ord, dtype).to(result)
-        for i, value in zip(members, _unbind_norms(norms, placement, is_on_several), strict=True):
+        for i, value in zip(members, _unbind_norms(norms, placement, are_mixed), strict=True):
             outs[i] = value
     return tuple(outs)
 
@@ -55,10 +55,11 @@ def _reduce_partial(t: Any) -> Any:
 
 
 def _group_key(t: Any, dtype: torch.dtype | None) -> tuple:
-    """Return a key; tensors with equal keys are reduced over the ranks together.
+    """Return the key of the group in which the norm of ``t`` is reduced over the ranks.
 
-    It is (placement, axes over which their norms are reduced, dtype of the norms). For a plain
-    tensor: (None, (), dtype).
+    The norms of all tensors with equal keys are reduced in one collective. A key is (placement,
+    axes over which the norms are reduced, dtype of the norms); for a plain tensor (None, (),
+    dtype).
     """
     result = (t.dtype if dtype is None else dtype).to_real()
     if not is_global(t):
@@ -97,17 +98,17 @@ def _group_norms(
 
 
 def _unbind_norms(
-    norms: torch.Tensor, placement: Placement | None, is_on_several: bool
+    norms: torch.Tensor, placement: Placement | None, are_mixed: bool
 ) -> Sequence[Any]:
     """Return the stacked ``norms`` of one group as one 0-d tensor per norm.
 
-    They are global B tensors. If ``is_on_several``, which says that the tensors of the call are on
+    They are global B tensors. If ``are_mixed``, which says that the tensors of the call are on
     several placements or partly plain, they are plain tensors, equal on all ranks.
     """
     if placement is None:
         return norms.unbind(0)
     spec = TensorSpec.of(placement, (B,) * placement.ndim, norms.shape, norms.dtype)
-    if is_on_several:
+    if are_mixed:
         return box(norms, spec, whole_on_world(spec)).unbind(0)
     scalar = TensorSpec.of(placement, spec.sbp, (), norms.dtype)
     return [attach(value, scalar) for value in norms.unbind(0)]

@@ -17,7 +17,7 @@ from ....rules.families.indexing.data_dependent import FORM, operand_and_mask
 from ....rules.signature import is_split
 from ....spec import TensorSpec
 from ...even_out import balance_rows, gather_ints, gather_rows
-from ...join_results import rank_and_size
+from ...join_results import index_and_count
 from ...registry import Shards, form
 
 Shapes = list[tuple[int, ...]]
@@ -98,7 +98,7 @@ def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
         )
     if inverse:
         # This rank's part of ``joint_index`` maps its own unique values to the joint unique values.
-        places = joint_index.split(value_counts)[rank_and_size(shard)[0]][places]
+        places = joint_index.split(value_counts)[index_and_count(shard)[0]][places]
     shapes = [tuple(values.shape), tuple(shard.outs[1].shape), tuple(repeats.shape)]
     return (values, places, repeats), shapes
 

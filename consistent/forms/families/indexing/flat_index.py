@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....rules.families.indexing.data_dependent import operand_and_mask
 from ....rules.signature import Operand
-from ...join_results import rank_and_size, stack
+from ...join_results import index_and_count, stack
 from ...refused import require, require_in_range
 from ...registry import Shards, form
 
@@ -104,7 +104,7 @@ def _number_trues(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor
             which row of the values a True takes; where the mask is False it means nothing.
     """
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
-        trues_before = stack(shard, mask.sum())[: rank_and_size(shard)[0]].sum()
+        trues_before = stack(shard, mask.sum())[: index_and_count(shard)[0]].sum()
         return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + trues_before
     number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape)
     for d, (start, size) in enumerate(zip(*shard.region(), strict=True)):

@@ -212,7 +212,7 @@ def _index_into_shard(
     it, and has this dim at ``x_dim``.
 
     Returns:
-        (x, the indices into the shard, mask of indices that point outside the shard). The latter
+        (x, the indices into the shard, mask of indices that point outside the shard). Those
             are replaced by 0. An empty shard gets one item of zeros, so that 0 is valid.
     """
     local, outside = _local_index(shard, dim, index)

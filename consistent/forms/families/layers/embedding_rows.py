@@ -27,7 +27,7 @@ from mirrored.comm import Ranks
 from mirrored.transports.default import current
 
 from ....spec import piece
-from ...join_results import rank_and_size
+from ...join_results import index_and_count
 from ...refused import require_in_range
 from ...registry import Shards, form
 from ...whole_numbers import has_values
@@ -41,7 +41,7 @@ def rows_of_owners(shard: Shards) -> Tensor:
         return shard.run(*shard.args, **shard.kwargs)
     require_in_range(index, shard.specs[0].shape[0], shard.call.name)
     edges = tuple(itertools.accumulate((sizes[0] for _, sizes in shard.regions()), initial=0))
-    owners = RowOwners(edges, rank_and_size(shard)[0], shard.ranks)
+    owners = RowOwners(edges, index_and_count(shard)[0], shard.ranks)
     add_up = _AddUp(owners, shard.get("padding_idx", -1), shard.get("sparse", False))
     return _LookUp.apply(table, index, add_up)
 

@@ -48,6 +48,8 @@ def fetch_keys(x: Tensor, wanted: KeyRanges) -> Tensor:
 
 
 class _FetchKeys(torch.autograd.Function):
+    """Autograd Function of ``fetch_keys``."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, wanted: KeyRanges) -> Tensor:
         ctx.wanted, ctx.rows = wanted, x.shape[-2]
@@ -62,6 +64,8 @@ class _FetchKeys(torch.autograd.Function):
 
 
 class _ReturnGrads(torch.autograd.Function):
+    """Autograd Function of the backward of ``_FetchKeys``."""
+
     @staticmethod
     def forward(ctx: Any, grad: Tensor, wanted: KeyRanges, rows: int) -> Tensor:
         ctx.wanted = wanted

@@ -215,6 +215,8 @@ class _Backward:
 
 
 class _RingAttention(torch.autograd.Function):
+    """Autograd Function of ``attend_round``."""
+
     @staticmethod
     def forward(
         ctx: Any, round_: Round, query: Tensor, key: Tensor, value: Tensor, *mask_or_starts: Tensor

@@ -1,4 +1,4 @@
-"""Forms of matrix products that plain shards cannot compute: grouped and float8-scaled."""
+"""Forms of matmuls that torch's op on the shards does not compute: grouped and float8-scaled."""
 
 from . import grouped_mm, scaled_mm
 

@@ -1,4 +1,4 @@
-"""Form of grouped matrix products where rows, columns or groups are split.
+"""Form of grouped matmuls where rows, columns or groups are split.
 
 Each rank multiplies the rows that belong to its groups.
 

@@ -1,4 +1,4 @@
-"""Form of scaled float8 matrix products, whose kernels accept only some strides and lengths."""
+"""Form of scaled float8 matmuls, whose kernels accept only some strides and lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMN_MULTIPLE = 16  # the number of columns of a product must be a multiple o
 
 @form("scaled_mm")
 def scaled_mm(shard: Shards) -> Tensor:
-    """Run torch._scaled_mm on this rank's shards, padded to the columns that its kernel takes.
+    """Run torch._scaled_mm on this rank's shards, padded to a number of columns its kernel accepts.
 
     cuBLAS requires a row-major first and a column-major second matrix, and shards that were
     received are row-major, so they are copied if needed.

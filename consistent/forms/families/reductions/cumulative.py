@@ -14,13 +14,13 @@ from torch import Tensor
 
 from mirrored.reduction import identity
 
-from ...join_results import accumulation_dtype, rank_and_size, stack, sum_addends, widen
+from ...join_results import accumulation_dtype, index_and_count, stack, sum_addends, widen
 from ...registry import Shards, form
 
 
 def _totals_before(shard: Shards, total: Tensor) -> Tensor:
     """Gather the ranks' totals; return those of the shards before this one as [shards, ...]."""
-    return stack(shard, total)[: rank_and_size(shard)[0]]
+    return stack(shard, total)[: index_and_count(shard)[0]]
 
 
 def _write_if_inplace(shard: Shards, value: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _cummax_or_cummin(shard: Shards) -> Any:
     scan_index = scan_index + shard.region()[0][dim]
     # Scan the ranks' last values up to the previous rank. The first rank does not use the result.
     lasts, places = (stack(shard, each) for each in _last_of_scan(x, scan, scan_index, dim, is_max))
-    me = rank_and_size(shard)[0]
+    me = index_and_count(shard)[0]
     best, winner = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
     place = places.gather(0, winner.unsqueeze(0)).squeeze(0)
     wins = scan >= best if is_max else scan <= best

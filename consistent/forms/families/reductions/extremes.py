@@ -115,7 +115,7 @@ def _amax_or_amin(shard: Shards) -> Tensor:
 
 @form("local_extreme")
 def _local_extreme(shard: Shards) -> Tensor:
-    """Run amax, amin, max or min on the shard alone. The result is P(max) or P(min)."""
+    """Run amax, amin, max or min on the shard only. The result is P(max) or P(min)."""
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
     dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
     return squeeze_reduced(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....movement.grad_mode import records
-from ...join_results import rank_and_size, stack
+from ...join_results import index_and_count, stack
 from ...registry import Shards, form
 from .extremes import share_gradient
 from .sort_keys import sort_keys
@@ -46,9 +46,8 @@ def _keys_at(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor
     for shift in range(bits - 8, -1, -8):
         is_first_byte = shift == bits - 8
         byte = (key >> shift) & 255
-        byte = (
-            byte ^ 128 if is_first_byte else byte
-        )  # flip the sign bit, so that negative keys come first
+        # Flip the sign bit, so that negative keys come first.
+        byte = byte ^ 128 if is_first_byte else byte
         has_prefix = byte >= 0 if is_first_byte else (key >> (shift + 8)) == prefix.unsqueeze(-1)
         counts = torch.zeros(*places.shape, 256, dtype=torch.int64, device=key.device)
         counts.scatter_add_(-1, *(t.expand(*places.shape, -1) for t in (byte, has_prefix.long())))
@@ -72,7 +71,7 @@ def _items_at(
     wanted_keys, nth = _keys_at(shard, key, places)
     ties = key.long() == wanted_keys.unsqueeze(-1)
     own_count = ties.sum(-1)
-    nth = nth - stack(shard, own_count)[: rank_and_size(shard)[0]].sum(0)
+    nth = nth - stack(shard, own_count)[: index_and_count(shard)[0]].sum(0)
     is_own = (nth >= 0) & (nth < own_count)
     index = (ties.cumsum(-1) <= nth.unsqueeze(-1)).sum(-1).masked_fill(~is_own, x.shape[1])
     padded = torch.cat([x, x.new_zeros(x.shape[0], 1)], 1)

@@ -19,8 +19,8 @@ from ....rules.families.reductions.reduce import norm_arguments, variance_argume
 from ....spec import Split
 from ...join_results import (
     accumulation_dtype,
+    index_and_count,
     own_part,
-    rank_and_size,
     squeeze_reduced,
     stack,
     stack_own_part,
@@ -174,7 +174,7 @@ def _softmax(shard: Shards) -> Tensor:
     dim, dtype = shard.call.dim(), shard.outs[0].dtype
     x = widen(shard.tensors[0])
     x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x
-    if not tracks((x,)) and rank_and_size(shard)[1] <= 4:
+    if not tracks((x,)) and index_and_count(shard)[1] <= 4:
         # For up to 4 ranks, gathering one number per row from each sends no more than the two
         # reductions below.
         total = stack(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)

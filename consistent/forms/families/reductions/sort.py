@@ -23,7 +23,7 @@ from mirrored.transports.default import current
 from ....movement.boxed import box
 from ....movement.differentiable import exchange_rows
 from ....spec import B, Split
-from ...join_results import rank_and_size
+from ...join_results import index_and_count
 from ...registry import Shards, form
 from .sort_cuts import SAMPLES, Cuts
 from .sort_keys import sort_keys
@@ -60,7 +60,7 @@ def _is_short(shard: Shards, dim: int) -> bool:
 
     It is if all of their items would be samples, by which the ranks agree on the cuts.
     """
-    n = rank_and_size(shard)[1]
+    n = index_and_count(shard)[1]
     return n == 1 or max(sizes[dim] for _, sizes in shard.regions()) <= SAMPLES * n
 
 
@@ -81,7 +81,7 @@ def _sort_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Ten
 
     Returns this rank's piece of (sorted values, indices).
     """
-    ranks, me = shard.ranks, rank_and_size(shard)[0]
+    ranks, me = shard.ranks, index_and_count(shard)[0]
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.regions()]
     key, order = sort_keys(x, descending).sort(stable=True)
     place = order + pieces[me][0]

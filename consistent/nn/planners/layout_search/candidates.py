@@ -48,7 +48,7 @@ def estimate_plans(
     return plans, estimates
 
 
-def replicated_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
+def broadcast_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
     """Return the plan in which every tensor is B (replicated).
 
     It is taken if no other plan can be followed.

@@ -120,8 +120,8 @@ class _PlanWriter:
     def _common_layout(self, v: int, begin: int, end: int) -> NdSbp | None:
         """Return the layout that all readers of the value ``v`` between two events want.
 
-        None if a plan cannot redistribute the value to it: they want several, nothing reads ``v``,
-        it is a partial sum, or ``v`` is written in place later, which must not go to a copy.
+        None if there is no such layout, it has a partial sum, or ``v`` is modified in place later:
+        the op would modify a redistributed copy.
 
         Args:
             v: the number of the value.

@@ -140,7 +140,7 @@ class _StepEstimator:
     def _box_at_border(self, v: int, nd: Nd) -> None:
         """Redistribute the value ``v`` to ``nd``, in which None keeps the layout along an axis."""
         target = tuple(
-            h if new is None else new for h, new in zip(self.layout_of[v], nd, strict=True)
+            old if new is None else new for old, new in zip(self.layout_of[v], nd, strict=True)
         )
         value = self.program.values[v]
         if fault := invalid_cut_reason(target, value.spec.placement, value.spec.shape):
@@ -187,7 +187,7 @@ class _StepEstimator:
     def _choose_layouts(self, op: Op) -> tuple[Choice | None, Sequence[int]]:
         """Return the layouts that an op will choose in a run, and the bytes that it sends itself.
 
-        The bytes are those that its local code sends along each placement axis, beside the
+        The bytes are those that its local code sends along each placement axis, in addition to the
         redistribution of its operands. The layouts are None if all operands have to be replicated.
         """
         if op.row is None:

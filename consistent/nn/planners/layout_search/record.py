@@ -136,7 +136,7 @@ class _Recorder:
             if is_global(x):
                 self.program.values[index].fixed = x._spec.sbp  # type: ignore[attr-defined]
             elif x.ndim == 0:
-                self.program.values[index].fixed = self._replicated()
+                self.program.values[index].fixed = self._broadcast_sbp()
             elif is_followed(x):
                 self._known_values.put(stand_in, x.detach().clone())
             self._inputs[id(x)] = stand_in
@@ -145,9 +145,9 @@ class _Recorder:
 
     def _spec(self, x: torch.Tensor) -> TensorSpec:
         """Return the spec of a tensor with the shape and dtype of ``x``, replicated on all axes."""
-        return TensorSpec.of(self.program.placement, self._replicated(), x.shape, x.dtype)
+        return TensorSpec.of(self.program.placement, self._broadcast_sbp(), x.shape, x.dtype)
 
-    def _replicated(self) -> tuple:
+    def _broadcast_sbp(self) -> tuple:
         return (B,) * self.program.placement.ndim
 
     # -- what happens ------------------------------------------------------------------------------

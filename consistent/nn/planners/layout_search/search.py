@@ -20,7 +20,7 @@ from ....spec.nested import arguments_of, instances_in
 from ...plan import Plan
 from ...slots import plain_slots
 from ..resolve import resolve
-from .candidates import estimate_plans, named_plans, replicated_plan
+from .candidates import broadcast_plan, estimate_plans, named_plans
 from .emit import plan_of_solution
 from .follow import Estimate, follow
 from .options import possible_signatures, problem_of
@@ -86,11 +86,11 @@ def best_plan(
     makers.update(named_plans(program, model))
     plans, estimates = estimate_plans(program, costs, makers)
     if not plans:
-        plans = {"whole": replicated_plan(program, model)}
+        plans = {"whole": broadcast_plan(program, model)}
         estimates = {name: follow(program, costs, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in estimates.items() if memory is None or e.nbytes <= memory}
     if not fitting:
-        raise _does_not_fit(
+        raise _no_fit_error(
             min([least, *(e.nbytes for e in estimates.values())]), memory or 0, model
         )
     best = min(fitting, key=lambda name: fitting[name].seconds)  # the first of equal ones
@@ -99,7 +99,7 @@ def best_plan(
     return plan
 
 
-# -- what is asked ---------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Module:
@@ -227,7 +227,7 @@ def _solve_within_memory(problem: Problem, memory: int | None) -> list[int]:
         return error.solution
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- notes and errors ------------------------------------------------------------------------------
 
 
 def _plan_notes(best: str, estimates: Mapping[str, Estimate]) -> list[str]:
@@ -240,7 +240,7 @@ def _plan_notes(best: str, estimates: Mapping[str, Estimate]) -> list[str]:
     ]
 
 
-def _does_not_fit(least: int, memory: int, model: torch.nn.Module) -> ValueError:
+def _no_fit_error(least: int, memory: int, model: torch.nn.Module) -> ValueError:
     return ValueError(
         f"best_plan: no plan of this {type(model).__name__} fits in memory={memory:,} bytes a "
         f"rank.\n  The smallest that was found holds {least:,} bytes, {least - memory:,} too many: "

@@ -1,9 +1,9 @@
 """Signatures of P(max) and P(min) for monotone elementwise ops, which pass or swap them.
 
 An increasing op passes them and a decreasing op swaps them: if f increases, the largest f(x) of the
-ranks is f of the largest x. A rank that does not hold the extreme may hold anything, up to the
-infinity that loses against every number. So an op has these signatures only if it is monotone over
-all numbers of its dtype, infinities included, and gives NaN for NaN. That leaves out ``log`` and
+ranks is f of the largest x. A rank that does not hold the extreme may hold anything, even the
+identity of max or min, an infinity. So an op has these signatures only if it is monotone over all
+numbers of its dtype, infinities included, and gives NaN for NaN. That leaves out ``log`` and
 ``sqrt``, arithmetic of integers, which wraps around, and a second tensor in ``add``, because it may
 hold the other infinity.
 """
@@ -26,7 +26,7 @@ def increasing(call: Call) -> list[Signature]:
 
     They are for the first operand; other operands are B.
     """
-    return [call.signature({0: kind}, kind) for kind in EXTREMES]
+    return [call.new_signature({0: kind}, kind) for kind in EXTREMES]
 
 
 def decreasing(call: Call) -> list[Signature]:
@@ -34,7 +34,7 @@ def decreasing(call: Call) -> list[Signature]:
 
     They are for the first operand; other operands are B.
     """
-    return [call.signature({0: kind}, OPPOSITE_EXTREME[kind]) for kind in EXTREMES]
+    return [call.new_signature({0: kind}, OPPOSITE_EXTREME[kind]) for kind in EXTREMES]
 
 
 def add_scalar(call: Call) -> list[Signature]:
@@ -71,7 +71,9 @@ def where(call: Call) -> list[Signature]:
     """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]
-    return [call.signature(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
+    return [
+        call.new_signature(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES
+    ]
 
 
 def and_or_of_bools(call: Call) -> list[Signature]:
@@ -84,8 +86,8 @@ def and_or_of_bools(call: Call) -> list[Signature]:
         return []
     indices = range(len(call.operands))
     same = partial_max if call.name in _OR_OPS else partial_min
-    both = [call.signature(dict.fromkeys(indices, same), same)]
-    return both + [call.signature({i: kind}, kind) for i in indices for kind in EXTREMES]
+    both = [call.new_signature(dict.fromkeys(indices, same), same)]
+    return both + [call.new_signature({i: kind}, kind) for i in indices for kind in EXTREMES]
 
 
 def _scalar_operand(call: Call) -> float | None:

@@ -18,7 +18,7 @@ def and_or(call: Call, parts: int) -> list[Signature]:
 
     Operands that are bools may also be P(max) or P(min), see ``monotone.and_or_of_bools``.
     """
-    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts)
+    signatures = notation.signatures_of_text("f(...*) -> ...", call, parts)
     return signatures + monotone.and_or_of_bools(call)
 
 
@@ -28,11 +28,11 @@ def fill(call: Call, parts: int) -> list[Signature]:
     Out of place only the shape of x is read, so x may be partial: ``P -> B``. In place x keeps its
     SBP: ``P -> P`` for zeros, and ``P(max) -> P(max)`` for any value.
     """
-    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts)
+    signatures = notation.signatures_of_text("f(...*) -> ...", call, parts)
     if not call.inplace:
-        return signatures + [call.signature({0: p}, B) for p in (P, *EXTREMES)]
+        return signatures + [call.new_signature({0: p}, B) for p in (P, *EXTREMES)]
     kept_partials = (P, *EXTREMES) if call.name == "zero" else EXTREMES
-    return signatures + [call.signature({0: p}, p) for p in kept_partials]
+    return signatures + [call.new_signature({0: p}, p) for p in kept_partials]
 
 
 def where(call: Call, parts: int) -> list[Signature]:
@@ -43,9 +43,9 @@ def where(call: Call, parts: int) -> list[Signature]:
     """
     if data_dependent.nonzero_outs(call):
         return data_dependent.nonzero(call, parts)
-    signatures = notation.signatures_by_text("f(...*) -> ...", call, parts) + monotone.where(call)
+    signatures = notation.signatures_of_text("f(...*) -> ...", call, parts) + monotone.where(call)
     if len(call.operands) == 3:
-        signatures.append(call.signature({1: P, 2: P}, P))
+        signatures.append(call.new_signature({1: P, 2: P}, P))
     return signatures
 
 

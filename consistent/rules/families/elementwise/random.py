@@ -1,8 +1,8 @@
 """Rules of random ops, whose values depend only on the logical index of each element.
 
 So a tensor in any layout may be filled in place, and a dropout mask is split like its input; for a
-given mask, dropout is linear and passes P. An op that this library cannot draw runs whole on every
-rank, from a seed that is the same on all of them.
+given mask, dropout is linear and passes P. If this library cannot draw an op's numbers, the op runs
+on gathered inputs on every rank, with the same seed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def draw_in_place(call: Call, parts: int) -> list[Signature]:
     Each rank draws the values of its own elements. x may be P too: the first rank then gets the
     values, and the others get zeros.
     """
-    signatures = notation.signatures_by_text("f(...*) -> ...; by random_fill", call, parts)
+    signatures = notation.signatures_of_text("f(...*) -> ...; by random_fill", call, parts)
     if len(call.operands) == 1 and call.inplace:
-        signatures.append(call.signature({0: P}, P, "random_fill"))
+        signatures.append(call.new_signature({0: P}, P, "random_fill"))
     return signatures
 
 
@@ -32,7 +32,7 @@ def draw_normal(call: Call, parts: int) -> list[Signature]:
     """
     if call.inplace:
         return draw_in_place(call, parts)
-    return notation.signatures_by_text("f(...*) -> ...; by normal_of", call, parts)
+    return notation.signatures_of_text("f(...*) -> ...; by normal_of", call, parts)
 
 
 def draw_whole(call: Call, parts: int) -> list[Signature]:
@@ -41,7 +41,7 @@ def draw_whole(call: Call, parts: int) -> list[Signature]:
     The op runs by the form "seeded", which gives torch's own generator the same seed on every rank
     while the op runs.
     """
-    return [call.signature({}, B, "seeded")]
+    return [call.new_signature({}, B, "seeded")]
 
 
 def outs_like_first(call: Call) -> list[Out]:

@@ -23,9 +23,9 @@ def isin(call: Call, parts: int) -> list[Signature]:
     x, y = call.get("elements"), call.get("test_elements")
     kind = partial_min if call.get("invert", False) else partial_max
     if isinstance(x, Operand):
-        signatures += [call.signature({x.index: S(d)}, S(d)) for d in range(x.ndim)]
+        signatures += [call.new_signature({x.index: S(d)}, S(d)) for d in range(x.ndim)]
     if isinstance(y, Operand):
-        signatures += [call.signature({y.index: S(d)}, kind) for d in range(y.ndim)]
+        signatures += [call.new_signature({y.index: S(d)}, kind) for d in range(y.ndim)]
     return signatures
 
 
@@ -39,7 +39,7 @@ def histogram(call: Call, parts: int) -> list[Signature]:
     signatures = [call.broadcast_signature()]
     for d in range(call.operands[0].ndim):
         ins = {0: S(d), **({weight.index: S(d)} if isinstance(weight, Operand) else {})}
-        signatures.append(call.signature(ins, (P, B), "histogram", 16))
+        signatures.append(call.new_signature(ins, (P, B), "histogram", 16))
     return signatures
 
 

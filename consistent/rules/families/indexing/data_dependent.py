@@ -71,10 +71,10 @@ def masked_select(call: Call, parts: int) -> list[Signature]:
     unmasked_dims = range(mask.ndim, x.ndim)
     signatures = [
         call.broadcast_signature(),
-        *(call.signature({0: S(d)}, S(d - mask.ndim + 1), FORM) for d in unmasked_dims),
+        *(call.new_signature({0: S(d)}, S(d - mask.ndim + 1), FORM) for d in unmasked_dims),
     ]
     signatures.append(
-        call.signature({0: S(0), mask.index: S(0)}, S(0), FORM, _balancing_bytes(call, parts))
+        call.new_signature({0: S(0), mask.index: S(0)}, S(0), FORM, _balancing_bytes(call, parts))
     )
     return signatures
 
@@ -115,7 +115,7 @@ def nonzero(call: Call, parts: int) -> list[Signature]:
         return [call.broadcast_signature()]
     return [
         call.broadcast_signature(),
-        call.signature({0: S(0)}, S(0), "nonzero", _balancing_bytes(call, parts)),
+        call.new_signature({0: S(0)}, S(0), "nonzero", _balancing_bytes(call, parts)),
     ]
 
 
@@ -147,7 +147,7 @@ def unique(call: Call, parts: int) -> list[Signature]:
     signatures = [call.broadcast_signature()]
     for d in range(x.ndim):
         inverse: Sbp = S(d) if call.outs[1].shape == x.shape else B
-        signatures.append(call.signature({0: S(d)}, (B, inverse, B), "unique", nbytes))
+        signatures.append(call.new_signature({0: S(d)}, (B, inverse, B), "unique", nbytes))
     return signatures
 
 
@@ -173,7 +173,7 @@ def bincount(call: Call, parts: int) -> list[Signature]:
     ins: dict[int, Sbp] = {
         o.index: S(0) for o in (call.operands[0], weights) if isinstance(o, Operand)
     }
-    return [call.broadcast_signature(), call.signature(ins, P, "bincount", 8)]
+    return [call.broadcast_signature(), call.new_signature(ins, P, "bincount", 8)]
 
 
 ROWS = (

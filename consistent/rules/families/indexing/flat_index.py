@@ -21,11 +21,11 @@ def take(call: Call, parts: int) -> list[Signature]:
     instead, so is the result: ``B, S(d) -> S(d)``.
     """
     x, index = call.operands[0], call.get("index")
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
-    signatures += [call.signature({0: S(d)}, P, "take") for d in range(x.ndim)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
+    signatures += [call.new_signature({0: S(d)}, P, "take") for d in range(x.ndim)]
     if index.shape != call.outs[0].shape:
         return signatures
-    return signatures + [call.signature({index.index: S(d)}, S(d)) for d in range(index.ndim)]
+    return signatures + [call.new_signature({index.index: S(d)}, S(d)) for d in range(index.ndim)]
 
 
 def put(call: Call, parts: int) -> list[Signature]:
@@ -37,14 +37,14 @@ def put(call: Call, parts: int) -> list[Signature]:
     index, source = call.get("index"), call.get("source")
     signatures = [
         call.broadcast_signature(),
-        *(call.signature({0: S(d)}, S(d), "put") for d in range(call.operands[0].ndim)),
+        *(call.new_signature({0: S(d)}, S(d), "put") for d in range(call.operands[0].ndim)),
     ]
     if call.get("accumulate", False):
-        signatures.append(call.signature({0: P, source.index: P}, P))
+        signatures.append(call.new_signature({0: P, source.index: P}, P))
         if index.shape == source.shape:
             ins = {index.index, source.index}
             signatures += [
-                call.signature({0: P, **dict.fromkeys(ins, S(d))}, P) for d in range(index.ndim)
+                call.new_signature({0: P, **dict.fromkeys(ins, S(d))}, P) for d in range(index.ndim)
             ]
     return signatures
 
@@ -60,12 +60,12 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
     if x.shape != call.outs[0].shape:
         return [call.broadcast_signature()]
     signatures = [call.broadcast_signature()] + [
-        call.signature({0: S(d)}, S(d), "masked_scatter") for d in range(x.ndim)
+        call.new_signature({0: S(d)}, S(d), "masked_scatter") for d in range(x.ndim)
     ]
     if x.ndim and x.spec.placement.ndim == 1 and mask.shape == x.shape:
         nbytes = 8 * (parts - 1)
         signatures.append(
-            call.signature({0: S(0), mask.index: S(0)}, S(0), "masked_scatter", nbytes)
+            call.new_signature({0: S(0), mask.index: S(0)}, S(0), "masked_scatter", nbytes)
         )
     return signatures
 
@@ -85,17 +85,17 @@ def masked_write(call: Call, value: Any) -> list[Signature]:
     signatures = [call.broadcast_signature()]
     for d in range(x.ndim):
         if d < mask.ndim and not is_row_per_true:
-            signatures.append(call.signature({0: S(d), mask.index: S(d)}, S(d)))
+            signatures.append(call.new_signature({0: S(d), mask.index: S(d)}, S(d)))
         elif d < mask.ndim:
-            signatures.append(call.signature({0: S(d)}, S(d), form))
+            signatures.append(call.new_signature({0: S(d)}, S(d), form))
         else:
             place = d - x.ndim + value.ndim if isinstance(value, Operand) else -1
             splits_value = place >= 0 and value.shape[place] == x.shape[d]
             ins = {0: S(d), **({value.index: S(place)} if splits_value else {})}
-            signatures.append(call.signature(ins, S(d)))
+            signatures.append(call.new_signature(ins, S(d)))
     if is_row_per_true and x.spec.placement.ndim == 1:
         nbytes = 8 * (call.operands[0].spec.placement.size - 1)
-        signatures.append(call.signature({0: S(0), mask.index: S(0)}, S(0), form, nbytes))
+        signatures.append(call.new_signature({0: S(0), mask.index: S(0)}, S(0), form, nbytes))
     return signatures
 
 

@@ -39,10 +39,10 @@ def take_along_dim(call: Call, parts: int) -> list[Signature]:
 
 
 # To scale gradients by frequency, every index of the batch must be counted, so indices stay whole.
-_EMBEDDING_BY_COUNT = "ve, f([...]) -> [...]e; v by masked_embedding; unless sparse"
+_BY_COUNT = "ve, f([...]) -> [...]e; v by masked_embedding; unless sparse"
 _EMBEDDING = "ve, f(...) -> ...e; v by masked_embedding"
 # Not masked: a mask would give entries for rows that are not looked up.
-_SPARSE_EMBEDDING = "[v]e, f(...) -> ...e"
+_SPARSE = "[v]e, f(...) -> ...e"
 
 
 def embedding(call: Call, parts: int) -> list[Signature]:
@@ -52,13 +52,7 @@ def embedding(call: Call, parts: int) -> list[Signature]:
     looks up from the ranks that have them, each row once: ``S(0), S(d) -> S(d)``.
     """
     by_count = call.get("scale_grad_by_freq", False)
-    rule = (
-        _EMBEDDING_BY_COUNT
-        if by_count
-        else _SPARSE_EMBEDDING
-        if call.get("sparse", False)
-        else _EMBEDDING
-    )
+    rule = _BY_COUNT if by_count else _SPARSE if call.get("sparse", False) else _EMBEDDING
     signatures = notation.signatures_of([notation.parse(rule)], call, parts)
     if by_count:
         return signatures
@@ -71,7 +65,7 @@ def embedding(call: Call, parts: int) -> list[Signature]:
         out = call.outs[0]
         nbytes += out.shape.numel() * out.dtype.itemsize * (parts - 1) // parts
     fetched_signatures = [
-        call.signature({0: S(0), 1: S(d)}, S(d), "rows_of_owners", nbytes)
+        call.new_signature({0: S(0), 1: S(d)}, S(d), "rows_of_owners", nbytes)
         for d in range(index.ndim)
     ]
     return [*signatures, *fetched_signatures]

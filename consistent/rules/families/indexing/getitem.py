@@ -31,12 +31,12 @@ def getitem(call: Call, parts: int) -> list[Signature]:
     if operand_and_mask(call):
         return masked_select(call, parts)
     index = subscript_of(call)
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
     for item in index.of_kind("all"):
         # narrow, unlike a slice, does not clamp its bounds.
         is_narrowed = "length" in call.params and item.dim == call.dim("dim")
         signatures.append(
-            call.signature(
+            call.new_signature(
                 {0: S(item.dim)}, S(index.out_dims[item.dim]), READ_SLICE if is_narrowed else None
             )
         )
@@ -44,9 +44,9 @@ def getitem(call: Call, parts: int) -> list[Signature]:
     fetched_splits = {s.ins[0] for s in halo_signatures}
     for item in index.of_kind("slice", "int"):
         if S(item.dim) not in fetched_splits:
-            signatures.append(call.signature({0: S(item.dim)}, P, READ_SLICE))
+            signatures.append(call.new_signature({0: S(item.dim)}, P, READ_SLICE))
     signatures += halo_signatures
-    signatures += [call.signature({0: S(item.dim)}, P, READ_SLICE) for item in index.tensors]
+    signatures += [call.new_signature({0: S(item.dim)}, P, READ_SLICE) for item in index.tensors]
     return signatures + _read_parts_signatures(call, index) + _index_split_signatures(call, index)
 
 
@@ -69,7 +69,7 @@ def _read_parts_signatures(call: Call, index: Subscript) -> list[Signature]:
     if cut_of_part is None:
         return []
     return [
-        call.signature(
+        call.new_signature(
             {0: entry}, Split(index.out_dims[item.dim], *cut_of_part), READ_PARTS, by_size=True
         )
     ]
@@ -94,7 +94,7 @@ def _index_split_signatures(call: Call, index: Subscript) -> list[Signature]:
             ins[item.tensor.index] = S(d)
         else:
             if ins:
-                signatures.append(call.signature(ins, S(place + b)))
+                signatures.append(call.new_signature(ins, S(place + b)))
     return signatures
 
 
@@ -114,14 +114,14 @@ def setitem(call: Call, parts: int) -> list[Signature]:
     by_tensors = bool(index.tensors)
     for item in index.of_kind("all"):
         ins = {0: S(item.dim), **_split_of_value(call, index, value, index.out_dims[item.dim])}
-        signatures.append(call.signature(ins, S(item.dim)))
+        signatures.append(call.new_signature(ins, S(item.dim)))
     if not by_tensors:
         signatures += [
-            call.signature({0: S(item.dim)}, S(item.dim), WRITE_SLICE)
+            call.new_signature({0: S(item.dim)}, S(item.dim), WRITE_SLICE)
             for item in index.of_kind("slice", "int")
         ]
     signatures += [
-        call.signature({0: S(item.dim)}, S(item.dim), WRITE_BY_INDEX) for item in index.tensors
+        call.new_signature({0: S(item.dim)}, S(item.dim), WRITE_BY_INDEX) for item in index.tensors
     ]
     if "accumulate" in call.params and call.get("accumulate", False):
         signatures += _accumulate_signatures(call, index, value)
@@ -159,7 +159,7 @@ def _accumulate_signatures(call: Call, index: Subscript, value: Any) -> list[Sig
         dim = index_split.outs[0].dim  # type: ignore[attr-defined]
         ins = {i: entry for i, entry in enumerate(index_split.ins) if entry.is_split}
         ins |= _split_of_value_at(index, value, dim, shape[dim - place])
-        signatures.append(call.signature({**ins, 0: P}, P))
+        signatures.append(call.new_signature({**ins, 0: P}, P))
     return signatures
 
 
@@ -173,11 +173,11 @@ def _partial_write_signatures(call: Call, by_tensors: bool, value: Any) -> list[
     if isinstance(value, Operand):
         same_dtype = value.spec.dtype == call.operands[0].spec.dtype
         return (
-            [call.signature({0: P, value.index: P}, P)]
+            [call.new_signature({0: P, value.index: P}, P)]
             if same_dtype and (accumulates or not by_tensors)
             else []
         )
-    return [call.signature({0: P}, P)] if isinstance(value, int) and value == 0 else []
+    return [call.new_signature({0: P}, P)] if isinstance(value, int) and value == 0 else []
 
 
 def keeps_split_dim(call: Call, entry: Sbp) -> bool:

@@ -1,7 +1,8 @@
 """Rules of scaled_dot_product_attention: ``softmax(q k^T) v``.
 
 Batches, heads and query rows are independent of each other, and so are the columns of the values;
-the result is linear in the values. If q is split by rows and the keys are split:
+the result is linear in the values. If q is split by rows and the keys are split, there are two
+ways (on the right: what a rank sends):
 
 ```
 q S(rows), k S, v S    k and v are gathered; q and the result stay           bytes of k + v
@@ -10,12 +11,11 @@ q B,       k S, v S    each rank attends to its keys, and the results are    two
 ```
 
 If rows and keys have a cut (``S(d, cut="zigzag")``), or are long, the result has their layout, by
-one of two forms. With g query heads to a key head on k ranks the second sends less from k = g + 2
-on:
+one of two forms. With g query heads per key head on n ranks the second sends less if n >= g + 2:
 
 ```
-ring                   each rank's keys and values go round         (k-1)/k of k and v
-heads                  to whole sequences of some heads, and back    (k-1)/k^2 of q, k, v and out
+ring                   each rank's keys and values go round         (n-1)/n of k and v
+heads                  to whole sequences of some heads, and back    (n-1)/n^2 of q, k, v and out
 ```
 """
 
@@ -32,7 +32,7 @@ from ...table import Row, add_rows
 
 FORM = "attention"
 RING, HEADS = "ring_attention", "heads_attention"
-# Number of scores from which on balanced rows and keys use the forms RING and HEADS, too: these
+# With at least this many scores, balanced rows and keys use the forms RING and HEADS, too: these
 # gather no keys, and make no causal mask.
 RING_MIN_SCORES = 1 << 22
 
@@ -53,7 +53,7 @@ def attention(call: Call, parts: int) -> list[Signature]:
     rule = "f(...l[e], ...s[e]), ...sv"
     if mask is not None:
         rule += ", f(...ls)" if mask.ndim > 1 else ", f(s)"
-    signatures = notation.signatures_by_text(f"{rule} -> ...lv", call, parts)
+    signatures = notation.signatures_of_text(f"{rule} -> ...lv", call, parts)
     if call.get("enable_gqa", False):
         signatures = [s for s in signatures if _keeps_groups_together(call, s, (q, k, v))]
     offers_ring = [_offers_ring(call, entry) for entry in q.spec.sbp]
@@ -106,14 +106,16 @@ def _ring_and_heads_signatures(call: Call, parts: int) -> list[Signature]:
     placement = q.spec.placement
     sent_fraction = (parts - 1) / parts / pieces_by_other_axes(placement, q.spec.sbp, call.axis)
     nbytes = k.spec.nbytes + v.spec.nbytes
-    signatures = [call.signature({**ins, **by_rows}, query_sbp, RING, int(nbytes * sent_fraction))]
+    signatures = [
+        call.new_signature({**ins, **by_rows}, query_sbp, RING, int(nbytes * sent_fraction))
+    ]
     dropout = call.get("dropout_p", 0.0)
     heads_divide = all(x.shape[-3] % placement.size == 0 for x in (q, k, v))
     if heads_divide and not dropout and all(x.ndim < 3 or x.shape[-3] == 1 for x in masks):
         out = call.outs[0]
         nbytes += q.spec.nbytes + out.shape.numel() * out.dtype.itemsize
         signatures.append(
-            call.signature(ins, query_sbp, HEADS, int(nbytes * sent_fraction / parts))
+            call.new_signature(ins, query_sbp, HEADS, int(nbytes * sent_fraction / parts))
         )
     return signatures
 
@@ -146,9 +148,9 @@ def _supports_ring(call: Call) -> bool:
 def _with_form(call: Call, signature: Signature, parts: int, form: str) -> Signature:
     """Return ``signature`` with the form that it needs.
 
-    It needs none if attention of the shards is the result. Split keys need a form that joins the
-    ranks' softmaxes. Split causal rows, and dropout, need one that knows the logical positions of
-    rows and keys.
+    No form is needed if attention of the shards is the result. Split keys need a form that joins
+    the ranks' softmaxes. Split causal rows, and dropout, need one that knows the logical positions
+    of rows and keys.
     """
     q, k = call.operands[:2]
     if signature.ins[1] is S(k.ndim - 2):

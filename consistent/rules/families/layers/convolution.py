@@ -1,7 +1,7 @@
 """Rules of convolution, pooling and resampling, where a split of the image needs its neighbours.
 
 In the rules ``<xyz>`` are the pixels, of which a rank fetches what its outputs read. A convolution
-is a matrix product over channels at each pixel, so its rules are those of ``linear``. Ops that act
+is a matmul over channels at each pixel, so its rules are those of ``linear``. Ops that act
 on each image separately split in batch and channels. Torch accepts an empty batch and refuses empty
 channels, so channels are split only if every rank gets one.
 """
@@ -60,7 +60,7 @@ def _with_argument(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
 def convolution(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of a convolution: batch, channels or pixels may be split.
 
-    A convolution is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]``
+    A convolution is a matmul over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]``
     with kernel elements uv, transposed ``nc[xy], co[uv] + o -> no[xy]``, and in groups ``ng[xy],
     g[iuv] + g -> ng[xy]``. Input and output channels may be split. Along split pixels, ranks fetch
     what their outputs read of neighbouring shards (a halo).
@@ -80,7 +80,7 @@ def convolution(call: Call, parts: int) -> list[Signature]:
         rule = f"{n}c[{pixels}], {channels}[{taps}] + o -> {n}o[{pixels}]"
     else:
         rule = f"{n}g[{pixels}], g[i{taps}] + g -> {n}g[{pixels}]"
-    signatures = notation.signatures_by_text(rule, call, parts)
+    signatures = notation.signatures_of_text(rule, call, parts)
     if call.get("groups", 1) != 1:
         if not _groups_align(call, x.shape[batched], call.outs[0].shape[batched]):
             signatures = [s for s in signatures if not isinstance(s.ins[1], Split)]
@@ -119,12 +119,14 @@ def whole_channels(call: Call, parts: int) -> list[Signature]:
     The batch may be split. P passes too, because elements are only moved. pixel_shuffle is such an
     op.
     """
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
     x = call.operands[0]
     batch = x.ndim - 3
     # Never empty: torch cannot differentiate these ops for an empty batch.
     signatures += [
-        call.signature({0: S(d)}, S(d)) for d in range(batch) if x.shape[d] >= x.spec.placement.size
+        call.new_signature({0: S(d)}, S(d))
+        for d in range(batch)
+        if x.shape[d] >= x.spec.placement.size
     ]
     return signatures
 
@@ -138,7 +140,7 @@ def pixel_shuffle(call: Call, parts: int) -> list[Signature]:
     signatures, x, y = whole_channels(call, parts), call.operands[0], call.outs[0]
     for d in range(x.ndim - 3, x.ndim):
         if min(x.shape[d], y.shape[d]) % x.spec.placement.size == 0:
-            signatures.append(call.signature({0: S(d)}, S(d)))
+            signatures.append(call.new_signature({0: S(d)}, S(d)))
     return signatures
 
 
@@ -150,14 +152,14 @@ def im2col(call: Call, parts: int) -> list[Signature]:
     form "halo").
     """
     x, y = call.operands[0], call.outs[0]
-    signatures = [call.broadcast_signature(), call.signature({0: P}, P)]
+    signatures = [call.broadcast_signature(), call.new_signature({0: P}, P)]
     signatures += with_halo(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
     batched = "n" if max(x.ndim, y.ndim) == 4 else ""
     if batched:
-        signatures.append(call.signature({0: S(0)}, S(0)))
+        signatures.append(call.new_signature({0: S(0)}, S(0)))
     dim = len(batched)
     if min(x.shape[dim], y.shape[dim]) % x.spec.placement.size == 0:
-        signatures.append(call.signature({0: S(dim)}, S(dim)))
+        signatures.append(call.new_signature({0: S(dim)}, S(dim)))
     return signatures
 
 

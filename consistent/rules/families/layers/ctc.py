@@ -23,7 +23,7 @@ def ctc_loss(call: Call, parts: int) -> list[Signature]:
         return [call.broadcast_signature()]
     ins = {0: S(1), **({targets.index: S(0)} if targets.ndim == 2 else {})}
     out = S(0) if call.get("reduction", 1) == NONE else P
-    return [call.broadcast_signature(), call.signature(ins, out, "ctc_loss")]
+    return [call.broadcast_signature(), call.new_signature(ins, out, "ctc_loss")]
 
 
 def ctc_loss_outs(call: Call) -> list[Out] | None:

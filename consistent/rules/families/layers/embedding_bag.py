@@ -24,11 +24,11 @@ def embedding_bag(call: Call, parts: int) -> list[Signature]:
     if call.get("sparse", False) or not isinstance(call.get("offsets"), Operand):
         return signatures
     other_outs = (B, B, S(1) if mode == MAX else B)
-    signatures.append(call.signature({0: S(1)}, (S(1), *other_outs), "embedding_bag"))
+    signatures.append(call.new_signature({0: S(1)}, (S(1), *other_outs), "embedding_bag"))
     if mode != MAX:
-        signatures.append(call.signature({0: P}, (P, *other_outs), "embedding_bag"))
+        signatures.append(call.new_signature({0: P}, (P, *other_outs), "embedding_bag"))
         if not call.get("scale_grad_by_freq", False):
-            signatures.append(call.signature({0: S(0)}, (P, *other_outs), "embedding_bag"))
+            signatures.append(call.new_signature({0: S(0)}, (P, *other_outs), "embedding_bag"))
     return signatures
 
 

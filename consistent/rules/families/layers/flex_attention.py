@@ -48,7 +48,7 @@ def flex_attention(call: Call, parts: int) -> list[Signature]:
 
 
 def _signature(call: Call, ins: dict[int, Sbp], out: Sbp, nbytes: int) -> Signature:
-    return call.signature(ins, out, FORM, nbytes)
+    return call.new_signature(ins, out, FORM, nbytes)
 
 
 def _query_key_value(call: Call) -> tuple[Operand, Operand, Operand]:

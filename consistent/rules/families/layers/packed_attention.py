@@ -42,7 +42,7 @@ def _signature(call: Call, ins: dict, nbytes: int) -> Signature:
     """Return the SBP signature for operand splits ``ins``; result and log-sum-exp split as q."""
     entry = ins.get(0, B)
     lse_sbp = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
-    return call.signature(ins, (entry, lse_sbp, B), FORM, nbytes)
+    return call.new_signature(ins, (entry, lse_sbp, B), FORM, nbytes)
 
 
 def _heads_divide(q: Operand, k: Operand, size: int) -> bool:

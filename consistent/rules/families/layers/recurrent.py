@@ -33,7 +33,7 @@ def recurrent_layers(call: Call, parts: int) -> list[Signature]:
     outs = (S(batch), *(S(1) for _ in call.outs[1:]))
     # Torch refuses an empty batch, and other axes may split the batch too.
     fits = x.shape[batch] >= x.spec.placement.size
-    return [call.broadcast_signature(), *([call.signature(ins, outs)] if fits else [])]
+    return [call.broadcast_signature(), *([call.new_signature(ins, outs)] if fits else [])]
 
 
 def recurrent_cell(call: Call, parts: int) -> list[Signature]:
@@ -47,7 +47,7 @@ def recurrent_cell(call: Call, parts: int) -> list[Signature]:
     states = hidden if isinstance(hidden, tuple | list) else (hidden,)
     return [
         call.broadcast_signature(),
-        call.signature({x.index: S(0), **{h.index: S(0) for h in states}}, S(0)),
+        call.new_signature({x.index: S(0), **{h.index: S(0) for h in states}}, S(0)),
     ]
 
 

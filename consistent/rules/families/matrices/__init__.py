@@ -1,4 +1,4 @@
-"""Rules of matrix products, functions of whole matrices, and Fourier transforms."""
+"""Rules of matmuls, functions of whole matrices, and Fourier transforms."""
 
 from . import fft, linalg, matmul
 

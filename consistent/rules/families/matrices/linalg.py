@@ -34,7 +34,7 @@ def solve(call: Call, parts: int) -> list[Signature]:
     if len(call.outs) > 1:  # linalg_solve_ex: an info per matrix
         left, right = rule.split(" -> ")
         rule = f"f({left.replace('f(', '').replace(')', '')}) -> {right}, ..."
-    return notation.signatures_by_text(rule, call, parts)
+    return notation.signatures_of_text(rule, call, parts)
 
 
 def cross_dim(call: Call) -> int:
@@ -67,7 +67,7 @@ def multi_dot(call: Call, parts: int) -> list[Signature]:
     for operand in call.operands:
         left.append(inner if operand.ndim == 1 else inner + (inner := next(names)))
     out_letters = left[0][:-1] + left[-1][1:]
-    return notation.signatures_by_text(f"{', '.join(left)} -> {out_letters}", call, parts)
+    return notation.signatures_of_text(f"{', '.join(left)} -> {out_letters}", call, parts)
 
 
 def kron(call: Call, parts: int) -> list[Signature]:
@@ -84,11 +84,11 @@ def kron(call: Call, parts: int) -> list[Signature]:
         place = n - a.ndim + d
         other_size = b.shape[place - n] if place - n >= -b.ndim else 1
         if a.shape[d] % size == 0 or other_size == 1:
-            signatures.append(call.signature({0: S(d)}, S(place)))
+            signatures.append(call.new_signature({0: S(d)}, S(place)))
     for d in range(b.ndim):
         place = n - b.ndim + d
         if place - n < -a.ndim or a.shape[place - n] == 1:
-            signatures.append(call.signature({1: S(d)}, S(place)))
+            signatures.append(call.new_signature({1: S(d)}, S(place)))
     return signatures
 
 

@@ -1,4 +1,4 @@
-"""Rules of matrix products, in letters; for einsum and tensordot written for each call."""
+"""Rules of matmuls, in letters; for einsum and tensordot they are written for each call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def einsum(call: Call, parts: int) -> list[Signature]:
         dots = "..." if "..." in equation else ""
         equation = f"{equation}->{dots}{''.join(out_letters)}"
     left, right = equation.split("->")
-    return notation.signatures_by_text(f"{left} -> {right}", call, parts)
+    return notation.signatures_of_text(f"{left} -> {right}", call, parts)
 
 
 def _with_lower_case_letters(equation: str) -> str:
@@ -65,7 +65,7 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
         right[j] = left[i]
     out_letters = [c for d, c in enumerate(left) if d not in summed_a]
     out_letters += [c for d, c in enumerate(right) if d not in summed_b]
-    return notation.signatures_by_text(
+    return notation.signatures_of_text(
         f"{''.join(left)}, {''.join(right)} -> {''.join(out_letters)}", call, parts
     )
 
@@ -91,7 +91,7 @@ def scaled_mm(call: Call, parts: int) -> list[Signature]:
     would be rounded to the dtype of the result, while the kernel rounds only the whole sum.
     """
     x, w = call.operands[:2]
-    signatures = [call.signature({}, B, "scaled_mm")]
+    signatures = [call.new_signature({}, B, "scaled_mm")]
     scale_arguments = [call.get(f"scale_{name}") for name in "ab"]
     scales = [s[0] if isinstance(s, list | tuple) and len(s) == 1 else s for s in scale_arguments]
     swizzles = [name for name in ("swizzle_a", "swizzle_b") if name in call.params]
@@ -110,7 +110,7 @@ def scaled_mm(call: Call, parts: int) -> list[Signature]:
             continue
         if dim and bias is not None:
             ins[bias.index] = S(0)
-        signatures.append(call.signature(ins, S(dim), "scaled_mm", by_size=True))
+        signatures.append(call.new_signature(ins, S(dim), "scaled_mm", by_size=True))
     return signatures
 
 

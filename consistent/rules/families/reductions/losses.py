@@ -42,13 +42,13 @@ def _row_split_signatures(call: Call, form: str) -> list[Signature]:
             row = d - (d > classes)
             ins = {0: S(d), 1: S(d if has_probabilities(call) else row)}
             if reduction == NONE:
-                signatures.append(call.signature(ins, S(row)))
+                signatures.append(call.new_signature(ins, S(row)))
             elif call.outs[0].dtype in notation.HALVES:  # added in float32, and then rounded
-                signatures.append(call.signature(ins, B, form, 16))
+                signatures.append(call.new_signature(ins, B, form, 16))
             elif reduction == SUM:
-                signatures.append(call.signature(ins, P))
+                signatures.append(call.new_signature(ins, P))
             else:
-                signatures.append(call.signature(ins, P, form, 16))
+                signatures.append(call.new_signature(ins, P, form, 16))
     return signatures
 
 
@@ -65,7 +65,7 @@ def cross_entropy(call: Call, parts: int) -> list[Signature]:
     rows = logits.shape.numel() // max(1, logits.shape[classes])
     nbytes = numbers * (parts - 1) * rows * max(4, logits.spec.dtype.itemsize)
     return signatures + [
-        call.signature(ins, call.broadcast_signature().outs, "cross_entropy", nbytes)
+        call.new_signature(ins, call.broadcast_signature().outs, "cross_entropy", nbytes)
     ]
 
 
@@ -78,10 +78,10 @@ def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
     """
     signatures, class_splits = _row_split_signatures(call, "nll_loss"), {0: S(class_dim(call))}
     if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
-        return signatures + [call.signature(class_splits, B, "nll_loss", 16)]
-    signatures.append(call.signature(class_splits, P, "nll_loss"))
+        return signatures + [call.new_signature(class_splits, B, "nll_loss", 16)]
+    signatures.append(call.new_signature(class_splits, P, "nll_loss"))
     if call.get("weight") is None or notation.reduction_of(call) != NONE:
-        signatures.append(call.signature({0: P}, P))
+        signatures.append(call.new_signature({0: P}, P))
     return signatures
 
 

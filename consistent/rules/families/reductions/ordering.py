@@ -28,7 +28,7 @@ def sort(call: Call, parts: int) -> list[Signature]:
     signatures = call.same_split_signatures(others)
     if x.ndim and x.shape.numel() and all(x.shape[d] < parts for d in others):
         nbytes = x.shape.numel() * (x.spec.dtype.itemsize + 4) * (parts - 1) // parts**2
-        signatures.append(call.signature({0: S(dim)}, S(dim), "sort", nbytes))
+        signatures.append(call.new_signature({0: S(dim)}, S(dim), "sort", nbytes))
     return signatures
 
 
@@ -46,12 +46,12 @@ def quantile(call: Call, parts: int) -> list[Signature]:
         if d in dims or x.shape[d] < x.spec.placement.size:  # torch refuses an empty shard
             continue
         place = d if call.get("keepdim", False) else d - sum(r < d for r in dims)
-        signatures.append(call.signature({0: S(d)}, S(place + first)))
+        signatures.append(call.new_signature({0: S(d)}, S(place + first)))
     if not x.shape.numel():
         return signatures
     nbytes = notation.digit_counts_bytes(signatures[0], call, parts)
     return signatures + [
-        call.signature({0: S(d)}, B, "quantile", nbytes) for d in dims if d < x.ndim
+        call.new_signature({0: S(d)}, B, "quantile", nbytes) for d in dims if d < x.ndim
     ]
 
 
@@ -66,10 +66,10 @@ def topk(call: Call, parts: int) -> list[Signature]:
     if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
         return signatures
     nbytes, shape = (parts - 1) * notation.result_bytes(call), call.outs[0].shape
-    signatures.append(call.signature({0: S(dim)}, B, "topk", nbytes))
+    signatures.append(call.new_signature({0: S(dim)}, B, "topk", nbytes))
     place = max((d for d in range(x.ndim) if d != dim), key=lambda d: shape[d], default=None)
     if place is not None and shape[place] >= parts and x.spec.placement.ndim == 1:
-        signatures.append(call.signature({0: S(dim)}, S(place), "topk", nbytes // parts))
+        signatures.append(call.new_signature({0: S(dim)}, S(place), "topk", nbytes // parts))
     return signatures
 
 
@@ -83,15 +83,19 @@ def trapezoid(call: Call, parts: int) -> list[Signature]:
     dim = call.dim()
     half = call.outs[0].dtype in notation.HALVES
     adds_up = not half and math.isfinite(call.kwargs.get("dx", 1))
-    signatures = [call.broadcast_signature(), *([call.signature({0: P}, P)] if adds_up else [])]
+    signatures = [call.broadcast_signature(), *([call.new_signature({0: P}, P)] if adds_up else [])]
     for d in range(y.ndim):
         splits_points = x is not None and x.shape == y.shape and d != dim
         fits = x is None or splits_points or x.ndim == 1 or (d == dim and x.shape == y.shape)
         if fits and d == dim and y.shape[d] > 1:
-            signatures.append(call.signature({0: S(d)}, B if half else P, "trapezoid", 4 * half))
+            signatures.append(
+                call.new_signature({0: S(d)}, B if half else P, "trapezoid", 4 * half)
+            )
         elif fits and d != dim:
             signatures.append(
-                call.signature({0: S(d), **({1: S(d)} if splits_points else {})}, S(d - (d > dim)))
+                call.new_signature(
+                    {0: S(d), **({1: S(d)} if splits_points else {})}, S(d - (d > dim))
+                )
             )
     return signatures
 

@@ -29,7 +29,7 @@ def kept_dim_signatures(
     for d in range(call.operands[0].ndim):
         if d not in dims:
             signatures.append(
-                call.signature({0: S(d)}, S(d if keepdim else d - sum(r < d for r in dims)))
+                call.new_signature({0: S(d)}, S(d if keepdim else d - sum(r < d for r in dims)))
             )
     return signatures
 
@@ -45,7 +45,7 @@ def joined_dim_signatures(
     signatures = []
     for d in dims:
         if d < call.operands[0].ndim:
-            whole_result = call.signature({0: S(d)}, B, form)
+            whole_result = call.new_signature({0: S(d)}, B, form)
             signatures.append(
                 replace(whole_result, nbytes=notation.join_bytes(whole_result, call, parts))
             )
@@ -89,7 +89,7 @@ def norm(call: Call, parts: int) -> list[Signature]:
     ):
         return signatures
     if order in (0, 1) and call.outs[0].dtype not in notation.HALVES:
-        return signatures + [call.signature({0: S(d)}, P) for d in dims]
+        return signatures + [call.new_signature({0: S(d)}, P) for d in dims]
     return signatures + joined_dim_signatures(call, parts, dims, "norm")
 
 

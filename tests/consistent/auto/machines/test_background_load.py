@@ -25,25 +25,25 @@ def company() -> Iterator[BackgroundLoad]:
 
 def test_others_make_the_call_and_may_be_asked_again(company: BackgroundLoad) -> None:
     for cold in (False, True):
-        with company.running(ADD, cold) as begun:
+        with company.while_making(ADD, cold) as begun:
             assert begun == 2
 
 
 def test_others_that_cannot_make_it_are_there_for_the_next_one(company: BackgroundLoad) -> None:
-    with company.running(ADD._replace(args=(Unknown("Generator"),)), False) as begun:
+    with company.while_making(ADD._replace(args=(Unknown("Generator"),)), False) as begun:
         assert begun == 0
-    with company.running(ADD, False) as begun:
+    with company.while_making(ADD, False) as begun:
         assert begun == 2
 
 
 def test_nobody_is_needed() -> None:
-    with BackgroundLoad(0).running(ADD, False) as begun:
+    with BackgroundLoad(0).while_making(ADD, False) as begun:
         assert begun == 0
 
 
 def test_others_that_ended_are_started_again(company: BackgroundLoad) -> None:
-    with company.running(ADD, False) as begun:
+    with company.while_making(ADD, False) as begun:
         assert begun == 2
     company.end()
-    with company.running(ADD, False) as begun:
+    with company.while_making(ADD, False) as begun:
         assert begun == 2

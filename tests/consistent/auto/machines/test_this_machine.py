@@ -115,7 +115,7 @@ def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
     monkeypatch.setattr(
         replay, "time_call", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0
     )
-    monkeypatch.setattr(replay, "MOST_SECONDS", 1e99)
+    monkeypatch.setattr(replay, "MAX_SECONDS", 1e99)
     work = CALLS["mm"]()
     slow = replace(this, memory_bytes_per_s=work.nbytes / 1.0)  # which bounds it, by 1 s
     for here, longest in ((replace(this, memory_bytes_per_s=1e-9), 2.0), (slow, 1.0)):
@@ -146,7 +146,7 @@ def test_to_follow_an_op_outside_takes_what_it_takes_on_meta(
 def test_what_would_take_too_much_memory_is_made_smaller(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(replay, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(replay, "MAX_BYTES", 1 << 20)
     rows, cut = 1 << 14, []
     monkeypatch.setattr(replay, "time_call", lambda call, cold: cut.append(call) or 1.0)
     work = of(aten.mm.default, t(64, rows).t(), t(64, 32))

@@ -19,7 +19,7 @@ import consistent
 from consistent import B, S
 from consistent.auto import Wire
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.machines.op_signature import tensor_descriptions
+from consistent.auto.machines.op_signature import tensors_of
 from consistent.auto.machines.work import kind_of
 from consistent.auto.simulation.callers import Callers
 from consistent.auto.simulation.log import Mark, SimulatedOp
@@ -254,7 +254,7 @@ def runs(event: Any) -> bool:
     """Whether an event is an op that ``_Calling`` counts."""
     if not isinstance(event, SimulatedOp) or not event.work.runs:
         return False
-    given = tensor_descriptions(event.work.key) + tensor_descriptions((event.work.key.out,))
+    given = tensors_of(event.work.key) + tensors_of((event.work.key.out,))
     return any(x.dtype.is_floating_point and math.prod(x.shape) > LEAST for x in given)
 
 

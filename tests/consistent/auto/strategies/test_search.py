@@ -131,7 +131,7 @@ def test_stages_that_are_alike_are_followed_once(monkeypatch: pytest.MonkeyPatch
 
     met: list[Any] = []
     ours = simulated()
-    monkeypatch.setattr(EqualStages, "find_by_events", lambda *given: None)
+    monkeypatch.setattr(EqualStages, "record_equal_by_events", lambda *given: None)
     wanted = simulated()
     assert met[0] == met[1]
     assert ours.seconds == pytest.approx(wanted.seconds, rel=1e-12)

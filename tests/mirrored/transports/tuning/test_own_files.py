@@ -78,7 +78,7 @@ def test_what_is_in_the_way_is_not_followed(kept: Path, tmp_path: Path, kind: st
     elif kind == "folder":
         kept.mkdir()
     else:
-        kept.write_bytes(b" " * (own_files._MOST_BYTES + 1))
+        kept.write_bytes(b" " * (own_files._MAX_BYTES + 1))
     assert own_files.read(kept) is None
     assert table.load(2, "one") is None  # it is this user's, and measured again
     if kind in ("link", "pipe"):
