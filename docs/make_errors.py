@@ -1,7 +1,7 @@
 """Writes docs/errors.md, every message that the library raises: `python docs/make_errors.py`.
 
 The messages are read from the source: each call of an exception class, or of a function that makes
-such an exception, with words in it. What a message fills in stands in braces.
+such an exception, with words in it. Braces stand for text that a message fills in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AREAS = {
     "consistent/autograd": "Gradients",
     "consistent/tensor": "Making, reading and saving tensors",
     "consistent/torch_patches": "Functions of torch that cannot take a global tensor",
-    "consistent/overlap": "Products that overlap their boxing",
+    "consistent/overlap": "Matmuls that overlap their boxing",
     "consistent/nn": "Parallelizing a module",
     "consistent/data": "Data",
     "consistent/checkpoint": "Checkpoints",
@@ -86,7 +86,7 @@ def files() -> list[File]:
     """Every file of the library."""
     paths = [path for top in ("consistent", "mirrored") for path in (ROOT / top).rglob("*.py")]
     collects = gc.isenabled()
-    gc.disable()  # which would look at all trees again and again, three times as long as it takes
+    gc.disable()  # the collector would visit all trees repeatedly, which takes three times as long
     try:
         return [
             _file(path.relative_to(ROOT).as_posix(), path.read_text()) for path in sorted(paths)
@@ -222,11 +222,11 @@ def entry(message: Message) -> str:
 
 _HEAD = """# Every message
 
-{count} messages, as they stand in the source, by area. Written by `python docs/make_errors.py`.
-What a message fills in stands in braces: search for the words around it. Most messages have three
-parts: what was given, why it cannot be, and what to call instead. [Causes and
-cures](when_it_goes_wrong.md) says more about the most likely ones. What ranks say that wait in vain
-is on [a page of its own](faults.md); messages of torch itself are not listed.
+{count} messages of this library's source, by area. Written by `python docs/make_errors.py`.
+Braces stand for text that a message fills in: search for the words around them. Most messages have
+three parts: what was given, why it cannot work, and what to call instead. [Causes and
+cures](when_it_goes_wrong.md) explains the most likely ones. The messages of ranks that wait in vain
+are on [another page](faults.md). Messages of torch itself are not listed.
 """
 
 

@@ -1,6 +1,6 @@
-"""Writes docs/faults.md: what every rank raises when one goes astray. `python docs/make_faults.py`.
+"""Writes docs/faults.md: what every rank raises if one hangs, ends or calls something else.
 
-It runs the programs of tests/faults, as tests/faults/test_faults.py does.
+`python docs/make_faults.py` runs the programs of tests/faults, as tests/faults/test_faults.py does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("FAULTS_T", "5")  # enough for a machine that does something else too
+os.environ.setdefault("FAULTS_T", "5")  # enough also on a machine that is busy
 
 from tests.faults import programs  # noqa: E402
 from tests.faults.programs import FINE, PROGRAMS, RANKS  # noqa: E402
@@ -25,143 +25,154 @@ FAULTS = [name for name in PROGRAMS if name not in FINE]
 HEAD = """# When a rank waits in vain
 
 Written by `python docs/make_faults.py`, which runs the programs of `tests/faults/programs.py` with
-a time-out of {limit:.0f} s. One rank goes astray; who waits for it gives up when the time is up, or
-at once where it sees that a rank has ended, and *every* rank raises the one message that says where
-each of them is: at once where it waits, else when it communicates next. Nothing is noted while all
-is well: line, op and boxing are read off a rank's stack when another one asks
+a time-out of {limit:.0f} s. In each program one rank hangs, ends or makes another call than the
+others. A rank that waits for it gives up after the time-out, or at once if it sees that a rank has
+ended. Then *every* rank raises the same message, which says where each of them is: at once if it is
+waiting, otherwise when it communicates next. Nothing is recorded while all is well: a rank's line,
+op and boxing (redistribution) are read from its stack when another rank requests them
 (`mirrored/transports/faults/`).
 
-On one host the ranks share memory, and calls that do not fit are found before anything is sent: all
-raise at once, and the next call works. On two hosts (two ranks and one) they send messages. Each
-says by a number what call it belongs to: the move, the ranks, the dtype, the shapes, the dims and
-the sizes of all parts. A message that does not fit is never taken, so both sides wait. The last
-lines of each message, which say what to do, are left out; a group that was given up stays broken on
-all its ranks.
+On one host the ranks share memory, and calls that do not match are found before anything is sent:
+all ranks raise at once, and the next call works. On two hosts (two ranks on one, one on the other)
+they send messages. Each message has a number computed from its call: the kind of communication, the
+ranks, the dtype, the shapes, the dims and the sizes of all shards. A message with another number is
+never accepted, so both sides wait until the time-out. A group in which ranks gave up stays unusable
+on all its ranks. The tables leave out the last lines of each message, which say what to do.
 
-`print(x)` on one rank is not a fault: it communicates nothing. A forked child of a rank that tries
-to communicate, or waits for what its parent has started, raises at once, and its parent goes on
-(`tests/mirrored/transports/test_children.py`).
+`print(x)` on one rank is not a fault: it communicates nothing. If a forked child process of a rank
+tries to communicate, or waits for communication that its parent has started, it raises at once, and
+its parent goes on (`tests/mirrored/transports/test_children.py`).
 
 ### Threads and signals
 
-**One thread of a rank communicates**, because ranks match calls by their order, and that of two
-threads differs by rank. It is the thread that used the process group first, which is the main
-thread of most programs. A call in another one raises, there alone, and says where both are; the
-values of the first are right. Once that thread has ended, the next one that communicates takes
-over. A program in which one thread waits while another one communicates (a server that answers in
-a pool of threads, a `ThreadPoolExecutor` that evaluates, `Thread(target=model.generate)`) says so
-in the latter: `with consistent.in_this_thread():`. The library's own threads, which gather ahead
-and send in the background, keep one order. What no other rank takes part in, any thread may do.
+**Only one thread of a rank communicates**, because ranks match calls by their order, and the order
+of two threads' calls differs between ranks. It is the thread that used the process group first, in
+most programs the main thread. A call in another thread raises, in that thread only, and the error
+says where both threads are; the first thread's values stay correct. After that thread has ended,
+the next one that communicates takes over. If one thread waits while another one communicates (a
+server that answers in a thread pool, a `ThreadPoolExecutor` that evaluates,
+`Thread(target=model.generate)`), the latter has to declare it:
+`with consistent.in_this_thread():`. The library's own threads, which gather ahead and send in the
+background, keep one order. Any thread may do what involves no other rank.
 
-**A handler of a signal cannot communicate.** It runs between any two instructions of one rank,
-and the others are elsewhere. In the middle of a call it is refused at once, as are `__del__`,
-callbacks of weak references and of the garbage collector; if it catches the error the call goes
-on and gives the right value, else the error ends the call as any exception of a handler does, and
-every rank stops. `checkpoint.save` in a handler is refused wherever it runs. Set a flag, and act
-on it between two steps: `due = consistent.checkpoint.on_signal(signal.SIGUSR1)`, and where
-`due()` is true, on all ranks at the same step, save; `batches.stop_on(signal.SIGTERM)` of a
-`data.loader` ends a loop so.
+**A signal handler cannot communicate.** It runs between any two instructions of one rank, while
+the other ranks are elsewhere. In the middle of a call, communication in a handler is refused at
+once, and so it is in `__del__` and in callbacks of weak references and of the garbage collector. If
+the handler catches the error, the interrupted call continues and returns the correct value;
+otherwise the error ends the call, as any exception of a handler does, and every rank stops.
+`checkpoint.save` in a handler is always refused. To save on a signal, set a flag, and act on it
+between two steps: `due = consistent.checkpoint.on_signal(signal.SIGUSR1)`, and save if `due()` is
+true, which it is on all ranks at the same step; `batches.stop_on(signal.SIGTERM)` of a
+`data.loader` ends a loop in this way.
 
-### Who is answered
+### Connections to a rank's port
 
-Each rank listens at one TCP port for the others, who ask where it is. It binds to the address by
-which others reach this machine and to no other one: that of the interface which
-`GLOO_SOCKET_IFNAME` names, else the one by which this machine reaches the store; to all of the
-machine only where that address is not one of its own, as behind a router. A request begins with a
-random secret that a rank enters in the store, so who reads the store may ask. Anybody else is cut
-off at the first byte that is another one. A connection has one second for all of its request and
-answer, 64 may be open, and one that is new takes the place of the oldest; a request is at most 1
-MB long. What a rank answers is the line where it is, and it stops when it is told to; nothing
-else can be asked for.
+Each rank listens at one TCP port, at which other ranks request where it is. It binds only to the
+address by which other hosts reach this machine: that of the interface in `GLOO_SOCKET_IFNAME`, or
+else of the interface that leads to the store (the key-value store of the process group). It binds
+to all addresses only if that address is not this machine's own, for example behind a router. A
+request begins with a random secret that the rank has put into the store, so whoever can read the
+store can send requests. Any other connection is closed at its first wrong byte. A connection has
+one second for its whole request and answer. At most 64 are open, and a new one replaces the oldest.
+A request is at most 1 MB long. It can only read the line where the rank is, leave a note why
+another rank ended, stop the rank, or open the connection for its messages.
 
 ### A link that is cut, or slow
 
-Between hosts the time-out of the process group is the longest that one call may take. Where a link
-drops what is sent, both ranks raise when that time is up, and within about two seconds more, in
-which they ask each other where they are; where a connection is reset or ended from either side,
-they raise at once. A rank that has sent all of its part may be done with a call that the other one
-raises in: it raises in its next one. A connection that was lost is not made again. The store by
-which ranks find each other is asked for no longer than that either, though TCP itself would wait
-for a quarter of an hour. A slow link only slows: latency, throughput, single bytes and pauses
-change no value, as long as each call is done in time (`tests/faults/test_links.py`).
+Between hosts, the time-out of the process group limits the time of one call. If a link drops what
+is sent, both ranks raise after the time-out and up to about two seconds more, in which they request
+each other's place. If either side resets or ends a connection, they raise at once. A rank that has
+sent all of its data may have finished the call in which the other one raises; it raises in its next
+call. A lost connection is not established again. Requests to the store, by which ranks find each
+other, have the same time-out, although TCP itself would wait for a quarter of an hour. A slow link
+changes no values: with latency, low throughput, single bytes or pauses, calls only take longer, as
+long as each ends in time (`tests/faults/test_links.py`).
 
 ### Another process group in the same processes
 
-After `destroy_process_group` and `init_process_group` the ranks find each other again, over the
-same store too. Global tensors made before belong to placements of ranks: they are valid again
-where the new world has these ranks, and else raise when they communicate.
+After `destroy_process_group` and `init_process_group` the ranks find each other again, also over
+the same store. Global tensors made before keep their placements, which consist of rank numbers:
+they are valid if the new world has these ranks, and otherwise raise when they communicate.
 
-### What one rank alone raises
+### Errors on one rank only
 
-**What the values of one rank make an op raise, every rank raises**, at the same call: a singular
-matrix, an index out of range, a probability above 1, an integer divided by zero in the shard of
-one rank. The ranks of the placement tell each other after such an op, and all raise the same
-class with the same text, whose last line says on which rank it was. So a program may catch it as
-it would in one process: leave the batch out, or add jitter and try again. This holds for the ops
-of `consistent/rules/raising.py`, where what decides is split; where it is the same on all ranks,
-all raise by themselves. It costs a meeting after such an op (4 µs in shared memory, else a byte
-to each other rank); reports do not count it. A step of `consistent.compile` raises the same on
-all ranks at its call, and what it had written by then is the same on all of them, but need not be
-what the step as it is written would have written by then.
+**If the values on one rank make an op raise, every rank raises**, at the same call. Examples are a
+singular matrix, an index out of range, a probability above 1, and an integer divided by zero in one
+rank's shard. The ranks of the placement notify each other after such an op, and all raise the same
+class with the same text, whose last line names the rank. So a program may catch the error as it
+would in one process: skip the batch, or add jitter and try again. This holds for the ops of
+`consistent/rules/raising.py` if the operand that decides is split; if it is the same on all ranks,
+each raises by itself. It costs one synchronization after such an op (4 µs in shared memory,
+otherwise a byte to each other rank), which reports do not count. A step of `consistent.compile`
+raises the same error on all ranks at its call. What it has written until then is the same on all
+ranks, but may differ from what the step would have written without `compile`.
 
-Ranks outside the placement, which follow, are told, too, and raise the same. So such an op on a
-placement of a part of the world is a call of all ranks, as are those whose results' shapes depend
-on data, and a program that leaves it out on ranks outside (`if rank in ...`) makes the others wait.
-In a stage of a pipeline and inside a user's Function ranks outside do not follow: they hear of it
-at the end of that call. On a GPU an index out of range is the device's own assertion, which ends
-the process.
+Ranks outside the placement, which run the op on meta tensors, are notified too and raise the same
+error. So if the placement has only some ranks of the world, such an op is still a call of all
+ranks, as is an op whose result has a shape that depends on data. A program that skips it on ranks
+outside (`if rank in ...`) makes the others wait. Exceptions are stages of a pipeline and a user's
+`autograd.Function`: their ops are not run on ranks outside, which are notified at the end of that
+call. On a GPU an index out of range is the device's own assertion, which ends the process.
 
-**Backward.** What values make the backward of an op raise, every rank of the placement raises too,
-at its `backward()` or `torch.autograd.grad`, and the program may go on: eigenvectors and singular
-vectors, if they are complex, whose gradient depends on their phase (NaN and infinity do); with
-`create_graph=True` the determinant and `solve_ex` of a singular matrix; the second derivative of a
-product that has two zeros (`scatter_reduce`, `index_reduce`). Ranks outside the placement have
-other nodes and are not told: when they communicate next with a rank that has raised, both raise
-(between hosts the one that waits for the other does),
-and so does every later call between them. Torch looks at no phase in a compiled step, so there the
-gradient is what comes out.
+**Backward.** If values make the backward of an op raise, every rank of the placement raises too, at
+its `backward()` or `torch.autograd.grad`, and the program may continue. This can happen with:
 
-In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as backward ends,
-which it does: gradients have been added to `.grad`. Anything else that one rank raises in backward,
-as a hook may, it raises alone. If the program ends by that, all ranks end,
-with its error. If the program catches it, ranks are at different steps from then on, so no
-message of that rank fits one of a rank that has not raised, however alike the two look: both raise
-when they communicate next (between hosts, where only the rank that has raised waits for the other,
-when the time is up), and so does every later call. No number of another batch is taken. Start the
-job again from its last checkpoint.
+* complex eigenvectors and singular vectors, if the gradient depends on their phase, as NaN and
+  infinity do;
+* with `create_graph=True`, the determinant and `solve_ex` of a singular matrix;
+* the second derivative of a product with two zeros (`scatter_reduce`, `index_reduce`).
 
-**Memory that runs out** is often met by one rank alone, and programs catch it (leave the batch out,
-take a smaller one). Where ranks share memory, a rank that gets none for its part of an exchange
-says so in that exchange: nothing is moved, every rank raises `rank 1 got no memory for ...`, and
-the program may go on, as all ranks are at the same step. Anywhere else, in an op on its shard, in a
-copy between two exchanges, in backward, in a compiled step, between hosts, it raises alone, with
-torch's error. It is counted as an error in backward is: if the program goes on, no message of that
-rank fits one of a rank that has not met it, and both raise when they communicate next. If all
-ranks meet it at the same place, as they do where all shards are too large, they are still in step
-and go on. In a pipeline every rank raises at once. A shared segment that cannot grow, as with
-`/dev/shm` full, is done without: there is a warning, and messages go by sockets.
+Ranks outside the placement have other autograd nodes and are not notified. When such a rank next
+communicates with one that has raised, both raise (between hosts, the one that waits for the other),
+and so does every later call between them. In a compiled step torch does not check the phase, so
+such a gradient is returned.
 
-**Ctrl-C** interrupts a rank anywhere. Not caught, it ends all ranks. A program that catches
-`KeyboardInterrupt` and goes on, as a prompt does, gets no number of another step: nobody knows
-where the others were then, so from then on the messages of that rank fit those of no other one,
-be it interrupted, too, and both raise when they communicate next, or between hosts at the latest
-when the time is up. So does every later call. Start the job again from its last checkpoint, since
-some ranks may have taken a step that others have not; another process group, over a store or a port
-of its own, is whole again, too. At a prompt that waits for a line nothing is under way, and Ctrl-C
-changes nothing. The library notices it by a handler of its own, which it sets with the first
-message and only in place of Python's; a program whose own handler raises is in the case of the next
-paragraph.
-To end a loop by Ctrl-C at the same step everywhere:
+In anomaly mode, a NaN in one rank's gradient raises torch's error on all ranks at the end of
+backward, after gradients have been added to `.grad`. Any other error in backward, for example in a
+hook, is raised on that rank only. If it ends the program, all ranks end with this error. If the
+program catches it, the ranks are at different steps from then on. So no message of this rank
+matches one of a rank that has not raised, even if the two look the same. Both raise when they
+communicate next (between hosts, if only the rank that has raised waits for the other, after the
+time-out), and so does every later call. No value of another batch is used. Restart the job from its
+last checkpoint.
+
+**Out of memory** is often an error of one rank only, and programs catch it (they skip the batch, or
+use a smaller one). If ranks share memory, and one cannot allocate its part of an exchange, it
+reports this in the exchange: nothing is moved, every rank raises `rank 1 got no memory for ...`,
+and the program may continue, because all ranks are at the same step. Anywhere else (in an op on its
+shard, in a copy between two exchanges, in backward, in a compiled step, between hosts) the rank
+raises by itself, with torch's error. This has the consequences of an error in backward: if the
+program continues, no message of this rank matches one of a rank without the error, and both raise
+when they communicate next. If all ranks run out of memory at the same place, for example because
+all shards are too large, they are still at the same step and can continue. In a pipeline every rank
+raises at once. If a shared segment cannot grow, for example because `/dev/shm` is full, messages go
+by sockets, with a warning.
+
+**Ctrl-C** interrupts a rank anywhere. If it is not caught, it ends all ranks. If a program catches
+`KeyboardInterrupt` and continues, as a prompt does, no value of another step is used. Nobody knows
+at which step the other ranks were, so from then on the messages of this rank match those of no
+other rank, interrupted or not. Both raise when they communicate next, or between hosts after the
+time-out at the latest, and so does every later call. Restart the job from its last checkpoint,
+since some ranks may have taken a step that others have not. Another process group, with its own
+store or port, works too. While a prompt waits for a line no code runs, and Ctrl-C has no such
+effect. The library detects Ctrl-C by its own handler, which it installs at the first message, and
+only in place of Python's default handler. For errors of a program's own handler, see the next
+paragraph. To end a loop by Ctrl-C at the same step on all ranks:
 `due = consistent.checkpoint.on_signal(signal.SIGINT)`.
 
-**Code between ops** (data loading, say) may raise on one rank, and nobody else knows. Not caught,
-it ends all ranks. If it may be caught, let the ranks decide together:
+**Code between ops**, for example data loading, may raise on one rank, and the other ranks do not
+learn of it. If the error is not caught, it ends all ranks. If a program catches it, let the ranks
+decide together:
 
 ```python
 bad = consistent.from_local(torch.tensor([bad_here]), placement, S(0))
 if bad.any().item():  # the same on every rank
     continue
 ```
+
+The second column of the tables has for each rank the error that it raised, and after how many
+seconds, or its exit status (`ends (-9)`), or `goes on`. "At steps 5, 4" in a message are counts of
+each rank's synchronizations in shared memory.
 
 """
 
@@ -176,7 +187,7 @@ def ranks_of(world: World) -> str:
 
 
 def shown(world: World, found: list[Outcome]) -> str:
-    """A row: on which ranks, when each raised, and the words."""
+    """A row: the ranks, what each of them raised and when, and the message."""
     words = next(each.words or each.again for each in found if each.raised)
     lines = [line for line in words.splitlines() if not re.match(r"  \S", line)]
     text = "<br>".join(short(line) for line in lines)
@@ -204,7 +215,7 @@ def main() -> None:
     for name in FAULTS:
         rows = [(world, outcomes[world]) for world in worlds if world.program == name]
         parts.append(f"{heading(name)}\n\n")
-        parts.append("| ranks | each raises | message |\n| --- | --- | --- |\n")
+        parts.append("| ranks | each rank raises, and when | message |\n| --- | --- | --- |\n")
         parts.append("\n".join(shown(*row) for row in rows) + "\n\n")
     (ROOT / "docs" / "faults.md").write_text("".join(parts).rstrip() + "\n")
 

@@ -21,8 +21,8 @@ from tests.csrc.sass import Code, Resources, code_of, kept, readable  # noqa: E4
 from tests.csrc.steps import COPIED, GPUS, LATENCY_S, Gpu, turn_of  # noqa: E402
 
 PAGE = Path(__file__).with_name("kernels.md")
-# The same figures of the sources as they were on 2026-11-24, before their loops were changed, by
-# the same compiler: kernel, architecture, registers, bytes in flight, percent of a copy.
+# The same figures of the sources of 2026-11-24, before their loops were changed, by the same
+# compiler. Columns: kernel, architecture, registers, bytes in flight, percent of a copy.
 BEFORE = Path(__file__).with_name("kernels_before.csv")
 
 
@@ -31,10 +31,10 @@ class Row:
     """A kernel of the tables."""
 
     name: str
-    through: str = ""  # the turn goes through an exponential, which was once a polynomial
+    through: str = ""  # regex of instructions in the iteration: its exponential, once a polynomial
     stores: bool = True
-    loop: bool = True  # or it has none of a fixed length
-    was: str = ""  # its name before, if that was another
+    loop: bool = True  # False if it has none of a fixed length
+    was: str = ""  # its name before, if it was renamed
 
 
 ROWS = "reduce_rows<BFloat16, BFloat16, 8, true>"
@@ -78,7 +78,7 @@ SHOWN = (
     Row("read_kernel<BFloat16>", loop=False),
 )
 NAMES = {row.name for row in SHOWN}
-Made = dict[str, tuple[Code | None, Resources]]  # name -> what was made of it; code where shown
+Made = dict[str, tuple[Code | None, Resources]]  # name -> code, if it is shown, and resources
 
 
 def made(arch: int) -> dict[str, Made]:
@@ -95,7 +95,7 @@ def made(arch: int) -> dict[str, Made]:
 
 
 def figures(kernels: Made, row: Row, gpu: Gpu) -> tuple[str, str, str]:
-    """Registers, bytes in flight, percent of a copy; "" where there is no such kernel or figure."""
+    """Registers, bytes in flight, percent of a copy; "" if there is no such kernel or figure."""
     if row.name not in kernels:
         return "", "", ""
     code, resources = kernels[row.name]
@@ -113,7 +113,7 @@ def before() -> dict[tuple[str, int], list[str]]:
 
 
 def arrow(was: str, now: str) -> str:
-    """A cell; one figure alone where it is as it was, or there was none."""
+    """A cell: one figure if it has not changed, or if there was none before."""
     return f"{was} → {now}" if was and now and was != now else now
 
 
@@ -126,7 +126,7 @@ def table(first: str, columns: list[str], rows: dict[str, list[str]]) -> Iterato
 
 
 def built(by_arch: dict[int, dict[str, Made]]) -> Iterator[str]:
-    """What every instance has in common."""
+    """The table of all sources: instances, spilled bytes, registers."""
     rows = {}
     for source, kernels in by_arch[90].items():
         functions = {name.partition("<")[0] for name in kernels}
@@ -135,7 +135,7 @@ def built(by_arch: dict[int, dict[str, Made]]) -> Iterator[str]:
         spilled = sum(found.spilled for kernels in each for _, found in kernels)
         counts = [str(len(functions)), str(len(kernels)), str(spilled)]
         rows[f"`{source}.cu`"] = [*counts, *map(str, most)]
-    columns = ["functions", "instances", "bytes spilled, all", *(f"sm_{arch}" for arch in by_arch)]
+    columns = ["functions", "instances", "bytes spilled", *(f"sm_{arch}" for arch in by_arch)]
     return table("source", columns, rows)
 
 
@@ -163,12 +163,16 @@ def flat(made: dict[str, Made]) -> Made:
     return {name: found for kernels in made.values() for name, found in kernels.items()}
 
 
-TITLES = "Registers of a thread", "Bytes that a thread has in flight", "Percent of a copy, at most"
+TITLES = (
+    "Registers per thread",
+    "Bytes in flight per thread",
+    "Highest possible bandwidth, in percent of a copy",
+)
 
 
 def published() -> Iterator[str]:
-    """The GPUs that the last table is for."""
-    yield "## The GPUs of the last table"
+    """The GPUs for which the last figures are computed."""
+    yield "## The GPUs assumed above"
     yield ""
     rows = {
         f"sm_{arch}": [
@@ -177,7 +181,7 @@ def published() -> Iterator[str]:
         ]
         for arch, gpu in GPUS.items()
     }  # fmt: skip
-    columns = ["GPU", "multiprocessors", "GHz", "TB/s", "threads of a multiprocessor"]
+    columns = ["GPU", "multiprocessors", "GHz", "TB/s of memory", "threads per multiprocessor"]
     yield from table("", columns, rows)
 
 
@@ -189,23 +193,25 @@ def head() -> str:
     return f"""# What nvcc makes of the kernels
 
 Written by `python docs/make_kernels.py`, with nvcc {version()}.
-[Checks on a GPU](gpu.md#what-the-machine-code-says) says what was changed, and what tests hold.
-`a → b`: the sources of 2026-11-24, before their loops were changed, by the same compiler, and those
-of now; one figure is both, or that of a kernel which did not exist.
+[Checks on a GPU](gpu.md#what-the-machine-code-says) says what was changed, and what tests limit.
+In `a → b`, `a` is from the sources of 2026-11-24, before their loops were changed, and `b` from the
+current sources, by the same compiler. A single figure holds for both, or for a kernel that is new.
 
-Registers and spills are those that ptxas prints; loads and stores are read out of the machine code.
-**The last table is arithmetic, not a measurement**: the share of a copy's bandwidth that the
-instructions of one turn of the kernel's loop, counted by pipe, and the bytes in flight leave
-possible on one GPU of that architecture, by what is published of it. A copy is taken to reach
-{100 * COPIED:.0f} % of the published bandwidth, and memory to answer in {LATENCY_S * 1e9:.0f} ns.
-It counts the shortest way: no activation, no bias, no slow path. A kernel without a loop of a fixed
-length has no row there, and a cell is empty where no such turn was found.
-Bytes in flight are those that a thread has asked for
-when it first waits; `–` where it loads nothing.
+Registers and spills are those that ptxas prints; loads and stores are read from the machine code.
+Bytes in flight are those that a thread has requested from global memory when it first waits; `–`
+means that it loads nothing.
+**The last table of figures is computed, not measured**: an upper limit for the kernel's bandwidth,
+in percent of a copy's, on one GPU of each architecture (listed below the table). It follows from
+the bytes in flight, and from the instructions of one iteration of the kernel's loop, counted for
+each pipeline (functional unit). A copy is assumed to reach {100 * COPIED:.0f} % of the published
+bandwidth, and memory to have a latency of {LATENCY_S * 1e9:.0f} ns. The shortest path is counted:
+no activation, no bias, no slow path. Kernels without a loop of fixed length have no row, and a cell
+is empty if no such iteration was found.
 
 ## All instances
 
-The columns of architectures show the most registers that any instance of a source has.
+An instance is a kernel for given template arguments. Spilled bytes are summed over all
+architectures. The columns `sm_…` have the highest number of registers of any instance in a source.
 """
 
 

@@ -29,35 +29,37 @@ from consistent.tensor.global_tensor import GlobalTensor
 from consistent.tensor.inspection import answers
 from tests.brute_force import Called, Example
 
-# What plain torch runs on dense CPU tensors and ours refuses, with the reason; the errors say what
-# to call instead.
+# Calls that plain torch runs on dense CPU tensors and this library refuses, with the reason; the
+# errors say what to call instead.
 RAISES = {
-    "`x.resize_`, `x.resize_as_` to another shape, `x.as_strided_`": "the logical shape of a "
-    "tensor that others may hold views of is part of its spec",
-    "`x.data_ptr()`, `x.untyped_storage()`, `x.__dlpack__()`, ...": "they are about one memory, "
-    "and a rank's is not the tensor's: [inspection.md](inspection.md)",
-    "`op(..., out=y)` with `y` of another shape": "torch would resize `y`; same reason",
-    "writing into `x.numpy()` where no rank holds all of `x`": "the array is a copy",
-    "`x.t_()`, `x.unsqueeze_()`, ... where `x` requires grad": "a tensor's history keeps its spec",
-    "writing into a view that boxing had to copy": "the write would not reach the tensor that it "
-    "was taken from",
-    "writing a global tensor into a plain one that requires grad": "the plain one's history is not "
-    "global",
+    "`x.resize_`, `x.resize_as_` to another shape, `x.as_strided_`": "the logical shape is part "
+    "of the spec, and other tensors may be views of this one",
+    "`x.data_ptr()`, `x.untyped_storage()`, `x.__dlpack__()`, ...": "they return one memory, and "
+    "no rank's memory has the whole tensor: [inspection.md](inspection.md)",
+    "`op(..., out=y)` with `y` of another shape": "torch would resize `y`: see `resize_` above",
+    "writing to `x.numpy()` if no rank has all of `x`": "the array is a copy",
+    "`x.t_()`, `x.unsqueeze_()`, ... if `x` requires grad": "the autograd history of `x` keeps "
+    "the old spec",
+    "in-place writes to a view that boxing had to copy": "the write would not reach the view's "
+    "base",
+    "writing a global tensor to a plain one that requires grad": "a plain tensor's autograd "
+    "history cannot hold global tensors",
     "`torch.Tensor(x)`, `torch.from_dlpack`, `plain.data = x`, ...": "they read the memory of one "
     "rank; `x.full()` or `x.to_local()` says which value is meant",
-    "`torch.vmap`, `torch.func.*`, `autograd.grad(is_grads_batched=True)`": "they run past the "
-    "hook "
-    "and would transform this rank's shard; `torch.autograd.grad` works, any number of times",
-    "`torch.distributed` collectives": "boxing is the collective of a global tensor: "
+    "`torch.vmap`, `torch.func.*`, `autograd.grad(is_grads_batched=True)`": "they bypass the hook "
+    "(`__torch_function__`) and would transform this rank's shard; `torch.autograd.grad` works, "
+    "also repeatedly",
+    "`torch.distributed` collectives": "use boxing (redistribution) instead: "
     "`x.to_global(sbp=...)`",
-    "`copy.deepcopy` of a result that has history": "as in torch: only leaves are copied deeply",
+    "`copy.deepcopy` of a tensor with autograd history": "as in torch: only leaf tensors can be "
+    "deep-copied",
 }
 
 ASKED = {*answers.LOGICAL, *answers.OF_SHARD, *answers.REFUSED}
 
 
 def rules_of(row: Row) -> list[str]:
-    """The rules in the notation, one a line; or what the function says of itself."""
+    """Return the rules in the notation, one a line; or the docstring of the rule's function."""
     if row.rules:
         return [f"* `{rule}`" for rule in row.rules]
     paragraphs = (inspect.getdoc(row.rule) or "").split("\n\n")
@@ -92,7 +94,7 @@ def section(row: Row, cases: Sequence[Example]) -> str:
         lines += [*textwrap.wrap(f"Also {also}.", 100), ""]
     for rule in rules_of(row):
         lines += [rule] if row.rules else textwrap.wrap(rule, 100)
-    if not made:  # forms' own tests prove it
+    if not made:  # the tests of its forms prove it
         return "\n".join(lines)
     lines += ["", "```", *textwrap.wrap(called, 98, subsequent_indent="    ")]
     lines += [f"  {signature}" for signature in made]
@@ -121,9 +123,9 @@ def overridable() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def how(place: str, name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """(how it runs, the row that it runs by)."""
+    """Return (how the function runs, a link to its row)."""
     own = vars(GlobalTensor).get(name) if place == "Tensor" else None
-    if own is not None and not isinstance(own, _C.Method):  # which is a short way to the op
+    if own is not None and not isinstance(own, _C.Method):  # a `_C.Method` just calls the op
         return "own", ""
     if isinstance(function, types.MethodWrapperType):
         return "property", ""
@@ -138,7 +140,7 @@ def how(place: str, name: str, function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def how_named(name: str) -> tuple[str, str]:
-    """The same for the name of an op."""
+    """Return the same for the name of an op."""
     if name.startswith(tuple(list_ops)):
         return "list", ""
     row = table.find_row(name)
@@ -159,7 +161,7 @@ def aten_names() -> set[str]:
 
 
 def collected() -> dict[str, dict[tuple[str, str], list[str]]]:
-    """name -> (how, rule) -> the places where it stands so."""
+    """Return name -> (how, link to the row) -> the namespaces of such functions."""
     found: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
     met: set[str] = set()
     for place, name, function in overridable():
@@ -177,14 +179,18 @@ def collected() -> dict[str, dict[tuple[str, str], list[str]]]:
 
 
 KINDS = {
-    "row": "the rule gives the layouts that hold; the cheapest is taken",
-    "opened": "a composition: its body runs on global tensors and each op in it is chosen for",
-    "list": "position by position, in one call where the tensors of a position lie alike",
-    "own": "a method of GlobalTensor that answers for the logical tensor",
-    "asked": "it computes no tensor: answered without communicating, or refused "
+    "row": "the op has a row in the table of rules: of the layouts that its rule allows, the "
+    "cheapest is used",
+    "opened": "a composition of other ops: its body runs on global tensors, and each op in it runs "
+    "as this table says",
+    "list": "a foreach or fused op on lists of tensors: one call, if at each position all lists "
+    "have the same layout, else one call per position",
+    "own": "a method of `GlobalTensor`, which returns the value of the logical tensor",
+    "asked": "a query, which computes no tensor: answered without communication, or refused "
     "([inspection.md](inspection.md))",
-    "property": "read from the spec, or from the shard",
-    "whole": "no row: inputs are boxed to B and every rank runs it; right, but it moves data",
+    "property": "read from the spec (placement, SBP, shape, dtype) or from the shard",
+    "whole": "no row: inputs are boxed (gathered) to B and every rank runs the op on them; "
+    "correct, but it moves data",
 }
 
 
@@ -193,15 +199,15 @@ _HEAD = """# Ops
 How each op of torch {version} runs on global tensors: all of
 `torch.overrides.get_overridable_functions()` and all of aten. Written by `python docs/make_ops.py`.
 
-| how | names | meaning |
+| how | number of names | meaning |
 | --- | --- | --- |
 {kinds}
 
-{rows} rows hold the rules, {notation} of them in the notation of `adding_an_op.md`, the others as
-functions. {forms} forms serve rows whose op on the shards is not the op on the whole. Custom ops
-(`torch.library`) run whole, and so does an op that torch adds tomorrow.
+{rows} rows have the rules, {notation} of them in the notation of `adding_an_op.md`, the others as
+functions. {forms} forms (implementations on shards) serve ops that cannot just run on each shard.
+Custom ops (`torch.library`) run as *whole* above, and so do ops that torch may add in the future.
 
-## What raises where plain torch runs
+## What raises although plain torch runs it
 
 | call | why |
 | --- | --- |
@@ -209,15 +215,17 @@ functions. {forms} forms serve rows whose op on the shards is not the op on the 
 
 ## What the hook cannot see
 
-A function of a C++ extension that takes `at::Tensor` and is bound by pybind alone
-(`m.def("f", &f)`) asks torch for no hook: it is given this rank's shard, computes on that, and
-returns a plain tensor. Register it, as `TORCH_LIBRARY(name, m)` or `torch.library.custom_op` does,
-and it runs whole; or give it `x.full()`, or `x.to_local()` where the shard is meant.
+A function of a C++ extension that accepts `at::Tensor` and is only bound by pybind
+(`m.def("f", &f)`) does not go through torch's hook: it gets this rank's shard, computes on it, and
+returns a plain tensor. If it is registered with `TORCH_LIBRARY(name, m)` or
+`torch.library.custom_op`, it runs as *whole* above. Or pass `x.full()`, or `x.to_local()` for the
+shard.
 
 ## Every op
 
-Where a name stands: `torch`, `Tensor` (a method; *in place* with a trailing underscore), `F`,
-`fft`, `linalg`, `special`, or only among `aten`.
+The second column has the namespace: `torch`, `Tensor` (a method; *in place* with a trailing
+underscore), `F`, `fft`, `linalg`, `special`, or `aten` if the op is only there. "How" is explained
+in the first table.
 
 | op | where | how | row |
 | --- | --- | --- | --- |
@@ -225,8 +233,8 @@ Where a name stands: `torch`, `Tensor` (a method; *in place* with a trailing und
 
 ## Every row
 
-Its names, its rule, and the signatures that it derives for an example, on an axis of two ranks.
-Where a row has several rules, the first that fits a call is taken.
+Each row with its names, its rule, and the signatures (layouts of operands and results) that follow
+for an example on an axis of two ranks. If a row has several rules, the first that matches is used.
 
 {sections}
 """

@@ -1,13 +1,14 @@
-"""Writes what the pages of docs/reference/ show: `python docs/make_reference.py`.
+"""Writes signatures and docstrings into docs/reference/: `python docs/make_reference.py`.
 
-A page says by a comment whose signature and docstring stand below it, and where they end:
+In a page, a comment names an object, whose signature and docstring are written below it, up to an
+end comment:
 
 ```
 <!-- ::: consistent.parallelize -->
 <!-- end -->
-<!-- ::: consistent.GlobalTensor register_hook backward -->    of a class these methods only
+<!-- ::: consistent.GlobalTensor register_hook backward -->    a class with only these methods
 <!-- end -->
-<!-- ::: consistent.integrations.transformers.Trainer . -->    and none of them
+<!-- ::: consistent.integrations.transformers.Trainer . -->    a class without methods
 <!-- end -->
 ```
 """
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def written(page: str) -> str:
-    """The page with what its entries show now."""
+    """Return the page with its entries written anew."""
     end, parts = 0, []
     for match in _ENTRY.finditer(page):
         above = _HEADING.findall(_ENTRY.sub("", page[: match.start()]))
@@ -54,7 +55,7 @@ def written(page: str) -> str:
 
 
 def entry(path: str, level: int, members: list[str] | None = None) -> list[str]:
-    """The paragraphs of one name: heading, signature, docstring, and of a class its members."""
+    """Return the paragraphs of a name: heading, signature, docstring, members of a class."""
     value = found(path)
     name = path.rpartition(".")[2]
     parts = [f"{'#' * level} {name}"]
@@ -68,7 +69,7 @@ def entry(path: str, level: int, members: list[str] | None = None) -> list[str]:
 
 
 def found(path: str) -> Any:
-    """What a dotted path names. A property stays one."""
+    """Return the object of a dotted path; a property itself and not its value."""
     parts = path.split(".")
     for n in range(len(parts), 0, -1):
         try:
@@ -83,26 +84,26 @@ def found(path: str) -> Any:
 
 
 def _bare(value: Any) -> Any:
-    """The function of a static or class method; a cached property as a property."""
+    """Return the function of a static or class method; a cached property as a property."""
     if isinstance(value, cached_property):
         return property(value.func)
     return getattr(value, "__func__", value)
 
 
 def _is_value(value: Any) -> bool:
-    """Whether it is neither a class, a module, a function nor a property."""
+    """Return whether ``value`` is neither a class, a module, a function nor a property."""
     kinds = inspect.isclass(value) or inspect.ismodule(value) or isinstance(value, property)
     return not (kinds or inspect.isroutine(value))
 
 
 def public(cls: type) -> list[str]:
-    """The methods and properties that a class itself documents."""
+    """Return the methods and properties that the class itself documents, not its bases."""
     own = {n: _bare(value) for n, value in vars(cls).items() if not n.startswith("_")}
     return [n for n, value in own.items() if not _is_value(value) and inspect.getdoc(value)]
 
 
 def signature(name: str, value: Any) -> str:
-    """As it is called, with annotations and defaults as they stand in the source."""
+    """Return the signature, with annotations and defaults as in the source."""
     if isinstance(value, property):
         return f"{name}: {_annotation(inspect.signature(value.fget).return_annotation)}"  # type: ignore[arg-type]
     try:
@@ -146,7 +147,7 @@ def _annotation(given: Any) -> str:
 
 
 def described(value: Any, path: str) -> str:
-    """The docstring as Markdown."""
+    """Return the docstring as Markdown."""
     return markdown(_text(value, path))
 
 
@@ -158,11 +159,11 @@ def _text(value: Any, path: str) -> str:
 
 @cache
 def _below(package: str, name: str) -> str:
-    """The text below the line that makes a value, where that line is in the package."""
+    """Return the string below the assignment of a value, in any file of the package; "" if none."""
     for path in sorted((ROOT / package).rglob("*.py")):
         text = path.read_text()
         if not re.search(rf"^{name}\b", text, re.MULTILINE):
-            continue  # a tree of each file takes a second
+            continue  # parsing each file takes a second
         body = ast.parse(text).body
         for node, after in zip(body, body[1:], strict=False):
             made = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
@@ -172,7 +173,7 @@ def _below(package: str, name: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """A docstring in Google's form: each section a list under its name in bold."""
+    """Convert a docstring in Google style: each section becomes a list below its name in bold."""
     parts: list[str] = []
     for block in re.split(rf"^(?=(?:{'|'.join(_SECTIONS)}):\n)", text, flags=re.MULTILINE):
         match = re.match(r"(\w+):\n((?:(?: .*)?\n?)*)", block)
@@ -195,7 +196,7 @@ def _items(head: str, text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Two backquotes are one in Markdown, and a fence without a language is Python."""
+    """Replace double backquotes by single ones, and mark fences without a language as Python."""
     text = re.sub(r"(?<!`)``(?!`)", "`", text)
     is_open, lines = False, []
     for line in text.splitlines():

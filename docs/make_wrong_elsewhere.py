@@ -1,4 +1,4 @@
-"""Writes docs/wrong_elsewhere.md from what the programs of tests/reported give:
+"""Writes docs/wrong_elsewhere.md from the results of the programs of tests/reported:
 `python docs/make_wrong_elsewhere.py`."""
 
 # ruff: noqa: E501 - lines of Markdown
@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "wrong_elsewhere.md"
 
 _HEAD = """# Wrong elsewhere, right here
 
-{count} public reports of other libraries by their numbers, each with a short program of our own, which `tests/reported/` runs on one process and on {ranks} ranks. Written by `python docs/make_wrong_elsewhere.py` from what they give.
+{count} public reports of wrong results or errors in other libraries. For each there is a short program of our own, which `tests/reported/` runs on one process and on {ranks} ranks. `python docs/make_wrong_elsewhere.py` writes this page from the results.
 
-* **Here** {right} have the values and gradients of one process, on every rank. {refused} cannot be right as it is written, and raises on every rank with what to do instead.
-* **There**: {reproduced} run beside it with torch {version} itself, by DTensor, FSDP2, DDP, its samplers and its pipelines. {wrong} of them give wrong numbers without a word, {raise} raise where one process works, and {mended} are right: PyTorch's own have been mended since, and what another library got wrong DTensor gets right. The rest would need that library or GPUs, or leave ranks waiting: there the report says what happens.
+* **This library**: {right} programs give the values and gradients of one process, on every rank. {refused} cannot give correct values as it is written, so it raises on every rank, with what to do instead.
+* **PyTorch**: {reproduced} programs also run with torch {version}'s own DTensor, FSDP2, DDP, samplers and pipelines. {wrong} give wrong numbers without an error, {raise} raise where one process works, and {mended} are correct ("right"): PyTorch has fixed the faults reported for it, and DTensor does not have those of the other library. The remaining programs would need the other library or GPUs, or leave ranks waiting, so the table refers to the report.
 
-*Off by* is the largest difference, relative to the largest element of its tensor. [What was reported elsewhere](reported.md) has the kinds that such reports led to here, and the tests of each kind.
+*Off by* is the largest difference from one process, relative to the largest element of the tensor. [What was reported elsewhere](reported.md) groups the faults that were found here into kinds, with the tests of each kind.
 """
 
 _LIBRARIES = {
@@ -49,7 +49,7 @@ def page() -> str:
 
 
 def counts() -> dict[str, object]:
-    """What the head of the page says."""
+    """The numbers in the head of the page."""
     there = {each.name: said_there(each) for each in REPORTS if each.there}
     return {
         "count": len(REPORTS),
@@ -69,7 +69,7 @@ def _tables() -> Iterator[str]:
         reports = [each for each in REPORTS if each.repository in repositories]
         reports.sort(key=lambda each: (repositories.index(each.repository), each.number))
         yield f"## {title}\n"
-        yield f"| report | what it says | torch {counts()['version']}, in the same run | our program |"
+        yield f"| report | reported fault | torch {counts()['version']}, in the same run | our program |"
         yield "| --- | --- | --- | --- |"
         yield from map(row, reports)
         yield ""
@@ -86,7 +86,7 @@ def row(entry: Report) -> str:
 
 
 def said_there(entry: Report) -> str:
-    """How it ended with torch's own; the worst of the ranks."""
+    """How the program ended with torch's own classes: the worst outcome of all ranks."""
     if entry.there is None:
         return "as the report says"
     return max((_there(each) for each in outcomes()[entry.name]), key=_size)

@@ -59,12 +59,12 @@ def _shard_of_plain(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
 def gather(local: Tensor, src: TensorSpec) -> Tensor:
     """Return the whole value as a plain tensor on every rank of the placement; differentiable.
 
-    ``local`` is this rank's shard under ``src``. Forward and backward are those of
-    ``shard_of_plain``, exchanged.
+    ``local`` is this rank's shard under ``src``. The backward of this function is the forward of
+    ``shard_of_plain``, and the other way round.
 
     ```
-    forward    src ------> a             where src is B, a shares its storage
-    backward   dual(src) <------ dL/da   every rank has the whole gradient, and keeps its part
+    forward    src ------> result             where src is B, it shares the storage of ``local``
+    backward   dual(src) <------ dL/dresult   each rank has the whole gradient, keeps its shard
     ```
     """
     with HookOff():

@@ -41,7 +41,7 @@ _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in tor
 
 
 def install() -> None:
-    """Redirect ``Function.apply``, by which all autograd Functions run, for global arguments."""
+    """Replace ``Function.apply`` of torch, so that Functions accept global tensors."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
     function_nodes.install()
 

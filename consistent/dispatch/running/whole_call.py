@@ -60,9 +60,12 @@ class _ReturnedOperand:
 
 
 class _WrittenOperand(NamedTuple):
-    """An operand that the call wrote to: its index and its value, on whole tensors, after the call.
+    """An operand that the call modified in place.
 
-    ``counted`` says whether autograd knows of the write.
+    Attributes:
+        index: the position of the operand.
+        whole: its value after the call, which ran on whole (gathered) tensors.
+        counted: whether the write has raised autograd's version counter.
     """
 
     index: int

@@ -114,7 +114,7 @@ class HostsReduceScatter:
                 self._run_step(step)
 
     def wait(self) -> Tensor:
-        """Return this rank's part of the sum; its memory may be that of the part passed in."""
+        """Wait for this rank's part of the sum; it may share the storage of the part passed in."""
         self.advance()
         for messages in self._started_messages:
             messages.wait()

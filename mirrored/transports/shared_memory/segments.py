@@ -41,16 +41,16 @@ class CreatedSegment(NamedTuple):
 def make_segment(
     messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float
 ) -> CreatedSegment:
-    """Make the segment of ``ranks``, or find that they cannot share one. A collective.
+    """Create a segment of shared memory for ``ranks``, or find that they cannot share one.
 
-    The first member creates the segment and the others map it; they exchange its name and their
-    errors by ``messages``, since they share no memory yet. If it fails on any of them, they warn.
-    They do not warn if shared memory is switched off or they are on several hosts.
+    A collective of ``ranks``. The first one creates the segment and the others map it; they
+    exchange its name and their errors by ``messages``, since they share no memory yet. If one of
+    them fails, all warn, unless shared memory is switched off or they are on several hosts.
 
     Args:
         messages: the transport of messages between them.
-        ranks: the members.
-        slot_bytes: the bytes that a member writes at once.
+        ranks: the ranks that share the segment, its members.
+        slot_bytes: the most that a member can write at a time.
         timeout_s: how long a member waits for others in the segment.
     """
     position, group, fault = ranks.index(messages.rank), None, ""
