@@ -183,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "the largest of pieces and zeros", RUN,
-        "fill_value = identity(state.dtype, _reduce_op(move))", "fill_value = 0",
+        "fill = identity(state.dtype, _reduce_op(move))", "fill = 0",
         f"{MOVES} tests/consistent/spec",
     ),
     Fault(

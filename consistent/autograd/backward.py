@@ -157,10 +157,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         engine: torch's function that runs backward.
         args, kwargs: its arguments.
     """
-    was_multithreaded, was_in_backward = (
-        torch._C._is_multithreading_enabled(),
-        _C.in_backward_of_shards(True),
-    )
+    was_threaded, was_nested = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
     for notify in _ON_BACKWARD:
         notify(True)
@@ -176,8 +173,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise
     finally:
         _thread.passes += 1
-        torch._C._set_multithreading_enabled(was_multithreaded)
-        _C.in_backward_of_shards(was_in_backward)
+        torch._C._set_multithreading_enabled(was_threaded)
+        _C.in_backward_of_shards(was_nested)
         for notify in _ON_BACKWARD:
             notify(False)
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():

@@ -65,11 +65,7 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
     local = torch.empty(0, dtype=spec.dtype, device=device_of(spec.placement))
     if coordinate is not None:
         local = _redivide(
-            plain(refresh(x)).detach(),
-            spec,
-            coordinate,
-            spec.region,
-            lambda c: _dtensor_box(spec, c),
+            plain(refresh(x)).detach(), spec, coordinate, spec.region, lambda c: _chunk_box(spec, c)
         )
     # DTensor keeps the stride of the logical tensor, here of a contiguous one.
     stride = torch.empty(spec.shape, device="meta").stride()
@@ -109,7 +105,7 @@ def from_dtensor(x: Any) -> Any:
         local = x.to_local()
         # An AsyncCollectiveTensor: the collective that makes it may still run.
         local = local.wait() if hasattr(local, "wait") else local
-        local = _redivide(local, spec, coordinate, lambda c: _dtensor_box(spec, c), spec.region)
+        local = _redivide(local, spec, coordinate, lambda c: _chunk_box(spec, c), spec.region)
     result = from_local(local, placement, spec.sbp, shape=spec.shape)
     return result if final_sbp is None else result.to_global(sbp=final_sbp)
 
@@ -184,7 +180,7 @@ def _with_convertible_placements(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
     return x.redistribute(x.device_mesh, placements), final_sbp
 
 
-def _dtensor_box(spec: TensorSpec, coordinate: Coordinate | None) -> Box:
+def _chunk_box(spec: TensorSpec, coordinate: Coordinate | None) -> Box:
     """Return the box (starts, sizes) of the rank at ``coordinate`` in a DTensor of layout ``spec``.
 
     DTensor divides like ``torch.chunk``: 10 rows on 4 ranks in 3, 3, 3 and 1.

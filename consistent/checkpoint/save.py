@@ -160,10 +160,7 @@ def abandon_running_save() -> None:
 
 
 def _collect_and_compare(
-    what: str,
-    options: tuple[Any, ...],
-    objects: dict[str, Any],
-    created: list[UnfinishedCheckpoint],
+    what: str, options: tuple[Any, ...], objects: dict[str, Any], begun: list[UnfinishedCheckpoint]
 ) -> tuple[Contents, UnfinishedCheckpoint, list[Note]]:
     """Collect what this rank saves, and compare it with the other ranks. A collective.
 
@@ -171,8 +168,8 @@ def _collect_and_compare(
         what: the save, for error messages.
         options: (folder, step, keep, wait) of ``save``.
         objects: the objects to save.
-        created: on rank 0, the new folder is added to this list as soon as it exists, so that
-            the caller can remove it if this raises.
+        begun: on rank 0, the new folder is added to this list as soon as it exists, so that the
+            caller can remove it if this raises.
 
     Returns:
         This rank's contents, the folder that rank 0 has made, and each rank's note, a message that
@@ -187,11 +184,11 @@ def _collect_and_compare(
         collected.append(collect(objects))
         note = _planner.note_of(collected[0], options)
         if current().rank == 0:
-            created.append(folders.create_unfinished(folder, step))
+            begun.append(folders.create_unfinished(folder, step))
         else:
             # This process may own the folder from an earlier world, in which it was rank 0.
             owner.release(folders.mark_of(folder))
-        return note, created[0] if created else None
+        return note, begun[0] if begun else None
 
     results = on_every_rank(what, collect_and_create)
     notes = [note for note, _ in results]

@@ -32,8 +32,8 @@ def main(words: list[str]) -> int:
         parser.error(f"{args.file!r} is not a file. Give the path of a Python file.")
     sys.path.insert(0, str(Path(args.file).resolve().parent))
     # Not as __main__, so that the file's own training does not run.
-    program = runpy.run_path(args.file, run_name=NAMES)
-    if not callable(program.get("step")):
+    module = runpy.run_path(args.file, run_name=NAMES)
+    if not callable(module.get("step")):
         parser.error(
             f"{args.file} defines no function `step`. Write step(place), which builds the model, "
             "wraps it in place(model) and trains it a step."
@@ -41,14 +41,12 @@ def main(words: list[str]) -> int:
     from ..verification import verify
 
     options: dict[str, Any] = {
-        name: program[name] for name in ("programs", "ranks", "grid", "batch") if name in program
+        name: module[name] for name in ("programs", "ranks", "grid", "batch") if name in module
     }
     if args.ranks:
         options["ranks"] = args.ranks
-    plans = [_parse_plan(text) for text in args.plan or ()] or program.get(
-        "plans", ["data", "zero3"]
-    )
-    result = verify(program["step"], plans, **options)
+    plans = [_parse_plan(arg) for arg in args.plan or ()] or module.get("plans", ["data", "zero3"])
+    result = verify(module["step"], plans, **options)
     print(result)
     if args.html:
         print(f"page: {result.save(args.html)}")

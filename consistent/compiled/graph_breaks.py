@@ -58,16 +58,14 @@ def intercept_optimizers(
                 if is_recordable
                 else as_graph_break(optimizer, "step", name)
             )
-            stack.enter_context(_patched_attribute(optimizer, "step", replacement))
+            stack.enter_context(_patched(optimizer, "step", replacement))
         for schedule in reached.schedules:
             name = f"{type(schedule).__name__}.step"
-            stack.enter_context(
-                _patched_attribute(schedule, "step", as_graph_break(schedule, "step", name))
-            )
+            stack.enter_context(_patched(schedule, "step", as_graph_break(schedule, "step", name)))
         for scaler in reached.scalers:
             for method in ("step", "update", "unscale_"):
                 replacement = as_graph_break(scaler, method, f"GradScaler.{method}")
-                stack.enter_context(_patched_attribute(scaler, method, replacement))
+                stack.enter_context(_patched(scaler, method, replacement))
         yield
 
 
@@ -133,7 +131,7 @@ def _as_recorded_step(recorder: Recorder, rates: Rates, optimizer: Any) -> Calla
 
 
 @contextmanager
-def _patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(owner).get(name, _MISSING)
     # The instance attribute hides the method of the class; removing it restores the method.
     vars(owner)[name] = value

@@ -108,7 +108,7 @@ def _segment_rows(
             source, i = node.args
             names[node] = names[source] if len(source.users) == 1 else f"{names[source]}[{i}]"
             if node in outs:
-                yield ListingRow("item", f"{outs[node]} = {names[node]}", _node_layout(node))
+                yield ListingRow("item", f"{outs[node]} = {names[node]}", _layout_of(node))
             continue
         names[node] = outs.get(node) or f"%{next(new_numbers)}"
         yield row(program, node, names)
@@ -132,34 +132,29 @@ def row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
 
 
 def _node_row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
-    where, own_name = node.meta.get("where", ""), names.get(node, f"%{node.name}")
+    where, label = node.meta.get("where", ""), names.get(node, f"%{node.name}")
     if node.op == "get_attr":
-        return ListingRow(
-            "op", f"{own_name} = constant {node.target}", where=where, name="constant"
-        )
+        return ListingRow("op", f"{label} = constant {node.target}", where=where, name="constant")
     if node.target in ORDERED_OPS or node.target is DRAWN:
         call = program.calls[node.args[2 if node.target is DRAWN else 1]]  # type: ignore[index]
         kind = call.kind or call.text.split(" ")[0]
         row_kind = _ROW_KINDS.get(node.target, "message")  # type: ignore[arg-type]
         inputs_text = _args_text(node.args[:1], names)
         results = list(node.users)
-        layout, boxing = (
-            "".join(_node_layout(user) for user in results[:1]),
-            node.meta.get("boxing"),
-        )
+        layout, boxing = "".join(_layout_of(user) for user in results[:1]), node.meta.get("boxing")
         if boxing is not None:
             source, target = boxing
             if not layout:  # a reduction in place, or a message without readers in this segment
                 x = node.args[0]
                 layout = (
-                    f"{_node_layout(x)} {sbp_text(target)}"
+                    f"{_layout_of(x)} {sbp_text(target)}"
                     if isinstance(x, Node)
                     else layout_text(target, target.dtype, target.shape)
                 )
             layout = f"{layout} from {sbp_text(source)}"
         return ListingRow(
             row_kind,
-            f"{own_name} = {row_kind} {kind}({inputs_text})",
+            f"{label} = {row_kind} {kind}({inputs_text})",
             layout,
             where,
             call.bytes if node.target in SENDING_OPS else None,
@@ -170,9 +165,9 @@ def _node_row(program: Program, node: Node, names: dict[Node, str]) -> ListingRo
     name = str(node.target).removeprefix("aten.").rpartition(".")[0]
     arg_texts = [_args_text([x], names) for x in node.args]
     arg_texts += [f"{k}={_args_text([x], names)}" for k, x in node.kwargs.items()]
-    text = f"{own_name} = {name}({', '.join(arg_texts)})"
+    text = f"{label} = {name}({', '.join(arg_texts)})"
     results = [node] if "shape" in node.meta else [user for user in node.users if is_item(user)]
-    layout = "".join(map(_node_layout, results[:1]))
+    layout = "".join(map(_layout_of, results[:1]))
     return ListingRow("op", text, layout, where, held=sum(map(_result_bytes, results)), name=name)
 
 
@@ -208,7 +203,7 @@ class _UnquotedStr(str):
         return str(self)
 
 
-def _node_layout(node: Node) -> str:
+def _layout_of(node: Node) -> str:
     spec = node.meta.get("spec")
     if spec is not None:
         return layout_text(spec, spec.dtype, spec.shape)

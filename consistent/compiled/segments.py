@@ -49,18 +49,15 @@ def build_program(
         backend: function with which the program compiles its segments.
     """
 
-    def with_current_node(place: NodePlace) -> NodePlace:
+    def updated(place: NodePlace) -> NodePlace:
         node = place.node
         return place if node is None else replace(place, node=trace.replaced.get(node, node))
 
     writes_by_segment: list[Writes] = [
-        [
-            (source, None if place is None else with_current_node(place))
-            for source, place in segment_writes
-        ]
+        [(source, None if place is None else updated(place)) for source, place in segment_writes]
         for segment_writes in _writes_by_segment(recorder, writes)
     ]
-    result = map_instances(result, NodePlace, with_current_node)
+    result = map_instances(result, NodePlace, updated)
     pieces, breaks = _split_at_breaks(recorder.recorded.graph)
     read_later = _nodes_read_later(pieces, writes_by_segment, result)
     builder = _SegmentBuilder(recorder)
@@ -86,31 +83,25 @@ class _SegmentBuilder:
         self.segments: list[Segment] = []
 
     def add(
-        self,
-        piece: list[Node],
-        segment_writes: Writes,
-        end_nodes: list[Node],
-        read_later: set[Node],
-        graph_break: Any,
+        self, piece: list[Node], writes: Writes, ends: list[Node], live: set[Node], graph_break: Any
     ) -> None:
         """Add the segment that ends at the node ``graph_break``; if it is None, the last segment.
 
         Args:
             piece: nodes of the segment.
-            segment_writes: assignments, such as to ``param.grad``, that are made after the segment.
-            end_nodes: nodes whose values ``segment_writes`` assigns, or, in the last segment, the
-                step returns.
-            read_later: nodes whose values later segments read.
+            writes: assignments, such as to ``param.grad``, that are made after the segment.
+            ends: nodes whose values ``writes`` assigns, or, in the last segment, the step returns.
+            live: nodes whose values later segments read.
         """
         recorder, inside = self._recorder, set(piece)
         input_nodes = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
         )
-        passed_on = read_later.union(end_nodes)
+        passed_on = live.union(ends)
         output_nodes = [n for n in piece if n in passed_on]
         graph = part_of(piece, input_nodes, output_nodes, recorder.recorded.constants)
         reads: list[tuple[int, Read]] = []
-        for n in dict.fromkeys([*input_nodes, *end_nodes]):
+        for n in dict.fromkeys([*input_nodes, *ends]):
             # A value is read once, before the first segment that needs it.
             if n.op == "placeholder" and n not in self._placeholders_read:
                 self._placeholders_read.add(n)
@@ -121,10 +112,7 @@ class _SegmentBuilder:
                 [self._number(n) for n in input_nodes],
                 [self._number(n) for n in output_nodes],
                 reads,
-                [
-                    Write(source, None if p is None else self.place(p))
-                    for source, p in segment_writes
-                ],
+                [Write(source, None if p is None else self.place(p)) for source, p in writes],
                 recorder.draws_in_segment() if graph_break is None else graph_break.meta["draws"],
                 None if graph_break is None else recorder.break_calls[graph_break.args[0]],
                 "" if graph_break is None else graph_break.meta["text"],

@@ -151,7 +151,7 @@ class Loader:
         self._order = Order(given)
         self._compares_batches = not can_skip_comparison(given) if check is None else check
         # Number of further batches whose values are compared; the same on every rank.
-        self._batches_to_compare = 0 if check is False else plain_values.CHECKED_CALLS
+        self._checks_left = 0 if check is False else plain_values.CHECKED_CALLS
         if check is not False:
             agreement.check_same_data(facts_of(given))
         self._item_count = 0  # given in this epoch so far, over all ranks
@@ -241,15 +241,10 @@ class Loader:
             counts: the number of items of the batch and of this rank's part.
         """
         note = replace(note, stop=self._stop_requested)
-        is_compared, self._batches_to_compare = (
-            self._batches_to_compare > 0,
-            max(self._batches_to_compare - 1, 0),
-        )
-        if is_compared and plain_values.are_compared():
+        is_early, self._checks_left = self._checks_left > 0, max(self._checks_left - 1, 0)
+        if is_early and plain_values.are_compared():
             note = replace(note, **self._value_hashes(part))
-        notes = (
-            agreement.gather_if_different(note) if self._compares_batches or is_compared else None
-        )
+        notes = agreement.gather_if_different(note) if self._compares_batches or is_early else None
         self.stopped = any(each.stop for each in notes or [note])
         # Raised after the ranks have exchanged notes, so that the other ranks raise as well.
         if note.cause is not None:

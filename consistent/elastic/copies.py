@@ -198,19 +198,15 @@ class PeerCopies:
         if self._plan is None or self._plan.notes != notes:
             self._plan = _plan_exchange(notes, sharded)
         # One tensor for each dtype, because each tensor that is sent has an overhead.
-        plan, next_rank, previous_rank = (
-            self._plan,
-            (current().rank + 1) % size,
-            (current().rank - 1) % size,
-        )
+        plan, target, source = self._plan, (current().rank + 1) % size, (current().rank - 1) % size
         values = dict(own_pieces)
         sends = [
             # To the CPU one by one: joined on a GPU, they would need as much of its memory again.
-            (next_rank, torch.cat([values[piece].reshape(-1).cpu() for piece in pieces]))
+            (target, torch.cat([values[piece].reshape(-1).cpu() for piece in pieces]))
             for pieces in plan.to_send.values()
         ]
         receives = [
-            (previous_rank, (sum(map(_numel, pieces)),), dtype)
+            (source, (sum(map(_numel, pieces)),), dtype)
             for dtype, pieces in plan.to_receive.items()
         ]
         received = current().exchange(sends, receives, all_ranks)

@@ -288,9 +288,7 @@ class Outer:
             line: the connection between the islands.
             attendees: the islands that take part, with their notes.
         """
-        differences = {
-            n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names
-        }
+        deltas = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
         # A new island has nothing that others need, even if no island has met before.
         holder = max(
             range(len(attendees)),
@@ -305,17 +303,15 @@ class Outer:
             }
             states = {n: self._broadcast_state(self._start[n], line, holder) for n in part.names}
         if part.is_new:
-            differences = {n: torch.zeros_like(x) for n, x in differences.items()}
+            deltas = {n: torch.zeros_like(x) for n, x in deltas.items()}
         # New islands contribute zeros, so they do not count in the mean.
         contributors = sum(not each.note["new"] for each in attendees)
         means: dict[str, Tensor] = {}
         for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
             names = [n for n in part.names if self._params[n].dtype == dtype]
-            flat = torch.cat([differences[n].reshape(-1) for n in names])
+            flat = torch.cat([deltas[n].reshape(-1) for n in names])
             mean = _mean_over_islands(line, flat, self._dtype, max(1, contributors))
-            means |= dict(
-                zip(names, mean.split([differences[n].numel() for n in names]), strict=True)
-            )
+            means |= dict(zip(names, mean.split([deltas[n].numel() for n in names]), strict=True))
         return ExchangeResult(means, starts, states, any(each.note["ends"] for each in attendees))
 
     def _broadcast_state(

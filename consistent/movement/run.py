@@ -230,11 +230,9 @@ def _step_function(state: TensorSpec, move: Move, coordinate: Coordinate) -> _Ac
         case _:
             assert src is not None
             # S -> P: pad this rank's piece with the value that the reduction ignores.
-            fill_value = identity(state.dtype, _reduce_op(move))
+            fill = identity(state.dtype, _reduce_op(move))
             runs = src.runs(whole[src.dim], parts, index)
-            return partial(
-                embed_runs, dim=src.dim, runs=runs, total=whole[src.dim], rest=fill_value
-            )
+            return partial(embed_runs, dim=src.dim, runs=runs, total=whole[src.dim], rest=fill)
 
 
 def _reduce_op(move: Move) -> str:

@@ -167,11 +167,7 @@ def plan_of(module: torch.nn.Module) -> Plan:
 
 
 def _check_plan_unchanged(
-    module: torch.nn.Module,
-    placement: Placement,
-    plan: Any,
-    old_plan: Plan,
-    keep_bytes: int | None,
+    module: torch.nn.Module, placement: Placement, plan: Any, old_plan: Plan, keep_bytes: int | None
 ) -> None:
     """Raise if an entirely global module is parallelized again with another placement or plan.
 

@@ -128,29 +128,23 @@ class Engine:
     ) -> Any:
         rows = rows_of(self.name, (args, kwargs))
         self._check_same_batch(args, kwargs, count)
-        row_ranges = micro_batch_ranges(self.name, rows, count)
+        ranges = micro_batch_ranges(self.name, rows, count)
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
-        micro_arguments = [
-            narrow_batch((args, kwargs), rows, *row_range) for row_range in row_ranges
-        ]
+        micro_arguments = [narrow_batch((args, kwargs), rows, *row_range) for row_range in ranges]
         programs = self._programs_of(
-            step, micro_arguments, [n for _, n in row_ranges], scale is not None
+            step, micro_arguments, [n for _, n in ranges], scale is not None
         )
         if not self._has_losses(_distinct(programs), scale is not None, needs_loss):
             scale = None
-        for arguments, (_, size), program in zip(
-            micro_arguments, row_ranges, programs, strict=True
-        ):
+        for arguments, (_, size), program in zip(micro_arguments, ranges, programs, strict=True):
             loss_scale = None if scale is None else _weighted_scale(scale, size / rows)
             batch.append(MicroBatch(program, tensors_in(arguments), draws, loss_scale))
             draws += program.draws
-        schedule_run = ScheduleRun(
-            table if scale is not None else table.forwards(), self.placements, batch
-        )
+        run = ScheduleRun(table if scale is not None else table.forwards(), self.placements, batch)
         self.tied.copy_values()
         with torch.set_grad_enabled(scale is not None):
-            run_schedule(schedule_run)
+            run_schedule(run)
         # Lines set the count as they run, and ranks run different lines. Set one count on all.
         if draws != generator.get_state().counter:
             generator.set_draw_count(torch.default_generator, draws)
@@ -159,9 +153,9 @@ class Engine:
             self.tied.add_gradients()
         results = [
             self._micro_batch_result(arguments, values)
-            for arguments, values in zip(batch, schedule_run.results)
+            for arguments, values in zip(batch, run.results)
         ]
-        return join_results(self.name, results, [size for _, size in row_ranges])
+        return join_results(self.name, results, [size for _, size in ranges])
 
     # -- programs ----------------------------------------------------------------------------------
 

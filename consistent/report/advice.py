@@ -160,16 +160,14 @@ def _ways(
         changes = [(i, a, b) for i, (a, b) in enumerate(zip(operands, specs)) if a is not b]
         if len(changes) > MAX_CHANGES or not all(_may_change(op_plan, *each) for each in changes):
             continue
-        new_choice = _choose_for(row, op_plan, specs)
-        if new_choice is None:
+        variant = _choose_for(row, op_plan, specs)
+        if variant is None:
             continue
-        later_nbytes = _later_bytes(op_plan, new_choice, choice)
+        later_nbytes = _later_bytes(op_plan, variant, choice)
         if later_nbytes < nbytes:
-            new_result = (
-                "" if new_choice.outs == choice.outs else ", ".join(map(_sbp_text, new_choice.outs))
-            )
+            result = "" if variant.outs == choice.outs else ", ".join(map(_sbp_text, variant.outs))
             held_nbytes = sum(_local_nbytes(b) for _, _, b in changes)
-            yield _Way(tuple((i, b) for i, _, b in changes), new_result, later_nbytes, held_nbytes)
+            yield _Way(tuple((i, b) for i, _, b in changes), result, later_nbytes, held_nbytes)
 
 
 def _may_change(op_plan: OnShards, index: int, present: TensorSpec, proposed: TensorSpec) -> bool:

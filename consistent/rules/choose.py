@@ -87,9 +87,7 @@ def choose(
             allowed = [s for s in allowed if can_be_split(call, specs[0].placement, [*chosen, s])]
         if not allowed:
             return None
-        best = _cheapest_signature(
-            call, specs, allowed, axis, _piece_counts(call, specs, by_axis, chosen)
-        )
+        best = _cheapest(call, specs, allowed, axis, _piece_counts(call, specs, by_axis, chosen))
         form = form or best.form
         chosen.append(best)
     return choice_of(call, specs, chosen)
@@ -100,15 +98,14 @@ def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signatur
 
     The SBPs of each operand and output, one per axis, are put together into its nd-sbp.
     """
-    operand_count, out_count = len(specs), len(call.outs)
-    ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(operand_count))
+    arity, out_count = len(specs), len(call.outs)
+    ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(arity))
     return Choice(
         ins,
         tuple(tuple(s.outs[i] for s in chosen) for i in range(out_count)),
         next((s.form for s in chosen if s.form is not None), None),
         tuple(a for a, s in enumerate(chosen) if s.form is not None),
-        any(ins[i] != specs[i].sbp for i in range(operand_count))
-        or any(map(_depends_on_sizes, chosen)),
+        any(ins[i] != specs[i].sbp for i in range(arity)) or any(map(_depends_on_sizes, chosen)),
     )
 
 
@@ -118,9 +115,7 @@ def _have_one_partial_kind(chosen: Sequence[Signature]) -> bool:
     P on one axis and P(max) on another is not allowed: a maximum of sums is not a sum of maxima.
     """
     sides = ([s.ins for s in chosen], [s.outs for s in chosen])
-    return all(
-        has_one_partial_kind(entries) for side in sides for entries in zip(*side, strict=True)
-    )
+    return all(has_one_partial_kind(sbps) for side in sides for sbps in zip(*side, strict=True))
 
 
 def can_be_split(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
@@ -165,9 +160,7 @@ def _piece_counts(
     """
     later_axes = range(len(chosen) + 1, len(by_axis))
     axis_signatures: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
-    axis_signatures += [
-        (axis, _signature_without_boxing(by_axis[axis], specs, axis)) for axis in later_axes
-    ]
+    axis_signatures += [(axis, _free_signature(by_axis[axis], specs, axis)) for axis in later_axes]
     shape = specs[0].placement.shape if specs else ()
     return [
         math.prod(shape[a] for a, s in axis_signatures if s is not None and s.outs[i].is_split)
@@ -175,7 +168,7 @@ def _piece_counts(
     ]
 
 
-def _signature_without_boxing(
+def _free_signature(
     options: Sequence[Signature], specs: Sequence[TensorSpec], axis: int
 ) -> Signature | None:
     """Return the first signature that takes the operands as they are and sends nothing, or None."""
@@ -183,35 +176,31 @@ def _signature_without_boxing(
     return next((s for s in options if s.ins == current_sbps and s.nbytes == 0), None)
 
 
-def _cheapest_signature(
+def _cheapest(
     call: Call,
     specs: Sequence[TensorSpec],
     options: Sequence[Signature],
     axis: int,
-    piece_counts: Sequence[int],
+    counts: Sequence[int],
 ) -> Signature:
     """Return the SBP signature among ``options`` to take on ``axis``.
 
-    ``piece_counts`` is from ``_piece_counts``.
-
     It is the one that needs no boxing, if there is one, unless that makes a P and another signature
-    sends less; else the one with the least estimated seconds.
+    sends less; else the one with the least estimated seconds. ``counts`` is from ``_piece_counts``.
     """
-    fitting = _signature_without_boxing(options, specs, axis)
+    fitting = _free_signature(options, specs, axis)
     if fitting is not None:
         if not _makes_new_partial(fitting):
             return fitting
         # Reducing the P later costs no more than a form that joins now, and may never be needed.
-        send_costs = [
-            _communication_seconds(call, specs, option, axis, piece_counts) for option in options
-        ]
+        send_costs = [_message_seconds(call, specs, option, axis, counts) for option in options]
         if min(send_costs) >= send_costs[options.index(fitting)]:
             return fitting
     current_sbps = tuple(spec.sbp[axis] for spec in specs)
     # At equal cost prefer not to box the first operands, as a view must share their memory.
     costs = [
         (
-            _rounded_cost(estimated_seconds(call, specs, option, axis, piece_counts)),
+            _rounded_cost(estimated_seconds(call, specs, option, axis, counts)),
             [w is not h for w, h in zip(option.ins, current_sbps, strict=True)],
             i,
         )
@@ -226,34 +215,26 @@ def _rounded_cost(cost: float) -> float:
 
 
 def estimated_seconds(
-    call: Call,
-    specs: Sequence[TensorSpec],
-    option: Signature,
-    axis: int,
-    piece_counts: Sequence[int],
+    call: Call, specs: Sequence[TensorSpec], option: Signature, axis: int, counts: Sequence[int]
 ) -> float:
     """Return the estimated seconds of a call if it takes the signature ``option`` on ``axis``.
 
-    They are the seconds of boxing its operands and of all other messages
-    (``_communication_seconds``), and of reading and writing memory (``_memory_seconds``).
-    ``piece_counts`` has for each output the number of pieces into which the other axes split it.
+    They are the seconds of boxing its operands and of all other messages (``_message_seconds``),
+    and of reading and writing memory (``_memory_seconds``). ``counts`` has for each output the
+    number of pieces into which the other axes split it.
     """
-    return _communication_seconds(call, specs, option, axis, piece_counts) + _memory_seconds(
-        call, specs, option, axis, piece_counts
+    return _message_seconds(call, specs, option, axis, counts) + _memory_seconds(
+        call, specs, option, axis, counts
     )
 
 
-def _communication_seconds(
-    call: Call,
-    specs: Sequence[TensorSpec],
-    option: Signature,
-    axis: int,
-    piece_counts: Sequence[int],
+def _message_seconds(
+    call: Call, specs: Sequence[TensorSpec], option: Signature, axis: int, counts: Sequence[int]
 ) -> float:
     """Return the seconds of boxing, of a form's messages, and of later use of the outputs.
 
     A P among the outputs must be reduced later, and a split may have to be gathered if no operand
-    was split. ``piece_counts`` is as for ``estimated_seconds``.
+    was split. ``counts`` is as for ``estimated_seconds``.
     """
     placement = specs[0].placement
     parts, costs = placement.shape[axis], BUILT_IN[placement.type]
@@ -264,7 +245,7 @@ def _communication_seconds(
     for spec, in_sbp in zip(specs, option.ins, strict=True):
         target = spec.with_sbp((*spec.sbp[:axis], in_sbp, *spec.sbp[axis + 1 :]))
         total += boxing_seconds(spec, target)
-    for out, out_sbp, pieces in zip(call.outs, option.outs, piece_counts, strict=True):
+    for out, out_sbp, pieces in zip(call.outs, option.outs, counts, strict=True):
         if parts == 1:
             continue
         if out_sbp.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
@@ -278,11 +259,7 @@ def _communication_seconds(
 
 
 def _memory_seconds(
-    call: Call,
-    specs: Sequence[TensorSpec],
-    option: Signature,
-    axis: int,
-    piece_counts: Sequence[int],
+    call: Call, specs: Sequence[TensorSpec], option: Signature, axis: int, counts: Sequence[int]
 ) -> float:
     """Return the seconds in which a rank reads its shards of the operands and writes its outputs.
 
@@ -297,7 +274,7 @@ def _memory_seconds(
             in_sbp,
             placement.shape[axis],
         )
-    for out, out_sbp, pieces in zip(call.outs, option.outs, piece_counts, strict=True):
+    for out, out_sbp, pieces in zip(call.outs, option.outs, counts, strict=True):
         nbytes += _bytes_per_rank(_nbytes(out) // pieces, out_sbp, placement.shape[axis])
     return nbytes / BUILT_IN[placement.type].memory
 

@@ -101,7 +101,7 @@ def coordinate_of_offset(
     return tuple(coordinate) if search(0, offset) else None
 
 
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a grid of ``shape`` whose ranks count up row by row: (2, 3) -> (3, 1).
 
     An axis of one rank has stride 1, as in ``compress``.

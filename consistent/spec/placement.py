@@ -16,18 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .grid import as_grid, compress, coordinate_of_offset, ranks_text, row_major_strides, unravel
+from .grid import as_grid, compress, coordinate_of_offset, dense_strides, ranks_text, unravel
 from .sbp import Sbp
 from .tracer import callbacks
 
 _DEVICE_TYPES = ("cpu", "cuda")
-_DEVICE_TYPE_ALIASES = {
-    "gpu": "cuda",
-    "nvidia": "cuda",
-    "cuda": "cuda",
-    "cpu": "cpu",
-    "host": "cpu",
-}
+_TYPE_ALIASES = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "host": "cpu"}
 
 
 class World:
@@ -177,11 +171,7 @@ class Placement:
             if step == 1:
                 return f"range({stop})" if start == 0 else f"range({start}, {stop})"
             return f"range({start}, {stop}, {step})"
-        if (
-            self._table is None
-            and self.size > 64
-            and self._strides == row_major_strides(self.shape)
-        ):
+        if self._table is None and self.size > 64 and self._strides == dense_strides(self.shape):
             ends = f"{self._start}, " if self._start else ""
             sizes = ", ".join(map(str, self.shape))
             return f"np.arange({ends}{self._start + self.size}).reshape({sizes})"
@@ -260,7 +250,7 @@ class Placement:
 
 def _check_type(type: str) -> None:  # noqa: A002
     if type not in _DEVICE_TYPES:
-        alias = _DEVICE_TYPE_ALIASES.get(str(type).partition(":")[0].lower())
+        alias = _TYPE_ALIASES.get(str(type).partition(":")[0].lower())
         raise ValueError(
             f'placement: type is {type!r}, which is not a device type. Use "cpu" or "cuda".'
             + (

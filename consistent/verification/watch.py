@@ -33,7 +33,7 @@ from ..tensor.global_tensor import GlobalTensor
 from . import in_float64
 
 # Results of these ops are not recorded: the ops around them have the same values.
-_NOT_RECORDED = frozenset({"detach", "requires_grad_", "register_hook", "retain_grad", "to_global"})
+_UNRECORDED = frozenset({"detach", "requires_grad_", "register_hook", "retain_grad", "to_global"})
 # These ops draw random numbers. Those of global tensors are not torch's own (docs/how_do_i.md).
 _RANDOM_OPS = frozenset(
     """dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout dropout_ bernoulli
@@ -148,11 +148,7 @@ class StepRecorder:
             out: its result.
         """
         name = getattr(func, "__name__", "")
-        if (
-            not self._models
-            or name.startswith(("__", "empty", "new_empty"))
-            or name in _NOT_RECORDED
-        ):
+        if not self._models or name.startswith(("__", "empty", "new_empty")) or name in _UNRECORDED:
             return  # ops before the model is placed make the model and the data
         if self._in_recorder or self._in_optimizer_step or _is_called_by_library():
             return  # inside an optimizer's step tensors have any layout; parameters follow later

@@ -47,9 +47,8 @@ class Loading:
         self._faults: list[str] = []
         self.targets: dict[str, torch.Tensor] = {}
         """Name in the checkpoint -> plain or global tensor to read into."""
-        self._tensors_by_name: dict[str, torch.Tensor] = {}  # name in a value -> tensor
-        # Name in ``_tensors_by_name`` of a plain tensor -> placement on which it becomes B after
-        # reading.
+        self._tensors: dict[str, torch.Tensor] = {}  # name in a value -> tensor
+        # Name in ``_tensors`` of a plain tensor -> placement on which it becomes B after reading.
         self._broadcast_placements: dict[str, Placement] = {}
         # (tensor whose shard is not one box, tensor that is read in its place)
         self._substitutes: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -70,15 +69,13 @@ class Loading:
             hint = suggestion(name, (*self._stored.names, *OPTIONS))
             self._faults.append(f"{name}: the checkpoint has none; it has {stored_names}.{hint}")
         elif kind == "optimizer":
-            self._collect_faults(name, lambda: self._choose_optimizer_targets(name, obj))
+            self._note_faults(name, lambda: self._choose_optimizer_targets(name, obj))
         else:
             current = Contents()
             encode(state_of(name, obj, self._objects), (name,), current.add)
-            self._collect_faults(
-                name, lambda: self._choose_value_targets(name, current.by_any_name())
-            )
+            self._note_faults(name, lambda: self._choose_value_targets(name, current.by_any_name()))
 
-    def _collect_faults(self, name: str, step: Any) -> None:
+    def _note_faults(self, name: str, step: Any) -> None:
         try:
             step()
         except ValueError as error:
@@ -99,18 +96,16 @@ class Loading:
     def _choose_module_targets(self, name: str, module: torch.nn.Module) -> None:
         state = dict(module.state_dict(keep_vars=True))
         tensors = {k: x for k, x in state.items() if isinstance(x, torch.Tensor)}
-        prefix, stored_names = self._prefix_and_names(name, list(tensors))
+        prefix, stored = self._prefix_and_names(name, list(tensors))
         if self._strict:
             # A tied tensor is not missing if the checkpoint has it under any of its names.
-            read_ids = {id(tensors[k]) for k in tensors if k in stored_names}
-            missing = [
-                k for k, x in tensors.items() if k not in stored_names and id(x) not in read_ids
-            ]
-            extra = [k for k in stored_names if k not in tensors]
+            read_ids = {id(tensors[k]) for k in tensors if k in stored}
+            missing = [k for k, x in tensors.items() if k not in stored and id(x) not in read_ids]
+            extra = [k for k in stored if k not in tensors]
             self._faults += [f"{name}: the checkpoint lacks {k}" for k in missing]
             self._faults += [f"{name}: only the checkpoint has {k}" for k in extra]
         for k, x in tensors.items():
-            if k in stored_names:
+            if k in stored:
                 self._add_target(f"{name}.{k}", prefix + k, x.detach())
         self._modules[name] = {k: self._entry_to_load(name, prefix, k, x) for k, x in state.items()}
 
@@ -189,24 +184,22 @@ class Loading:
 
     # -- everything else ---------------------------------------------------------------------------
 
-    def _choose_value_targets(self, name: str, present_tensors: dict[str, torch.Tensor]) -> None:
+    def _choose_value_targets(self, name: str, present: dict[str, torch.Tensor]) -> None:
         """Choose the tensors to read into for the tensors in the stored value ``name``.
 
-        ``present_tensors`` has the object's present tensors, by name, which are overwritten in
-        place. An object with ``load_state_dict`` gets new tensors of the same layouts instead. A
-        name that is not in ``present_tensors`` gets a new plain tensor.
+        ``present`` has the object's present tensors, by name, which are overwritten in place. An
+        object with ``load_state_dict`` gets new tensors of the same layouts instead. A name that is
+        not in ``present`` gets a new plain tensor.
         """
         takes_state = kind_of(self._objects.get(name)) == "state"
         for tensor_name in self._stored.tensor_names(name):
-            key, present = self._stored.key(tensor_name), present_tensors.get(tensor_name)
+            key, x = self._stored.key(tensor_name), present.get(tensor_name)
             shape, dtype = self._stored.shape(key), self._stored.dtype(key)
-            if present is None or (takes_state and present.shape != shape):
+            if x is None or (takes_state and x.shape != shape):
                 self._add_target(tensor_name, key, torch.empty(shape, dtype=dtype))
             else:
                 self._add_target(
-                    tensor_name,
-                    key,
-                    empty_like(present.detach(), dtype) if takes_state else present.detach(),
+                    tensor_name, key, empty_like(x.detach(), dtype) if takes_state else x.detach()
                 )
 
     # -- targets -----------------------------------------------------------------------------------
@@ -228,7 +221,7 @@ class Loading:
         elif target.is_meta and not is_global(target):
             self._faults.append(f"{name} is on meta: make it on a device first")
         else:
-            self.targets[key] = self._tensors_by_name[name] = target
+            self.targets[key] = self._tensors[name] = target
             if is_global(target) and target._spec.layout.is_cut:
                 self.targets[key] = empty_like(target, target.dtype)
                 self._substitutes.append((target, self.targets[key]))
@@ -244,9 +237,7 @@ class Loading:
             with torch.no_grad():
                 target.copy_(substitute)
         for name, placement in self._broadcast_placements.items():
-            self._tensors_by_name[name] = distribute(
-                self._tensors_by_name[name], placement, (B,) * placement.ndim
-            )
+            self._tensors[name] = distribute(self._tensors[name], placement, (B,) * placement.ndim)
         for name, state in self._modules.items():
             if not _is_in_place(self._objects[name], state):
                 # Missing and extra names were checked before, unless the caller allowed them.
@@ -256,7 +247,7 @@ class Loading:
             obj: Any = self._objects.get(name)
             kind = kind_of(obj)
             if kind != "module":
-                value = self._stored.value(name, self._tensors_by_name)
+                value = self._stored.value(name, self._tensors)
                 if kind == "optimizer":
                     value = parameters.numbered_state(name, value, obj, self._names)
                 if kind == "value":
@@ -264,9 +255,7 @@ class Loading:
                 elif name != "random":
                     obj.load_state_dict(value)
         if "random" in self._objects:  # last, because load_state_dict of others may draw numbers
-            self._objects["random"].load_state_dict(
-                self._stored.value("random", self._tensors_by_name)
-            )
+            self._objects["random"].load_state_dict(self._stored.value("random", self._tensors))
         return values
 
 

@@ -56,18 +56,15 @@ class DcpReader(Reader):
         self._folder = folder
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        value = self.record(stored)
+        data = self.record(stored)
         metadata: Any = self.index.tensors.state_dict_metadata[stored.fqn]
         dtype = metadata.properties.dtype
         # The file may contain another tensor than the index claims.
-        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (
-            chunk.sizes,
-            dtype,
-        ):
+        if not isinstance(data, torch.Tensor) or (data.shape, data.dtype) != (chunk.sizes, dtype):
             raise ValueError(
                 f"{stored.fqn}: what is stored is not a tensor of {dtype} and {chunk.sizes}."
             )
-        return narrow_to_box(value, box)
+        return narrow_to_box(data, box)
 
     def record(self, stored: MetadataIndex) -> Any:
         """Load the tensor or value that is stored under the entry ``stored`` of the index."""
@@ -90,59 +87,51 @@ def open_dcp_folder(folder: str) -> Reader:
     path = os.path.join(folder, NAME)
     text = checked.read_bytes(path)
     try:
-        metadata = _record_of_class(records(text), _DCP + "metadata.Metadata")
-        index = Index(
-            Metadata({}, storage_data=_read_locations(metadata.field("storage_data"), folder))
-        )
+        root = _as_record(records(text), _DCP + "metadata.Metadata")
+        index = Index(Metadata({}, storage_data=_locations(root.field("storage_data"), folder)))
         reader = DcpReader(folder, index)
         nested = _NestedBuilder()
-        paths = metadata.field("planner_data", None) or {}
-        entries = checked.check_type(
-            dict, metadata.field("state_dict_metadata"), "state_dict_metadata"
-        )
+        paths = root.field("planner_data", None) or {}
+        entries = checked.check_type(dict, root.field("state_dict_metadata"), "state_dict_metadata")
         _check_piece_count(entries, len(text))
         for key, entry in entries.items():
             value = _load_entry(reader, checked.check_type(str, key, "a name"), entry)
             nested.put(checked.check_type(dict, paths, "planner_data").get(key, (key,)), value)
         for name, value in nested.value().items():
             index.values[name] = _encode_placeholders(value, (name,))
-            index.kinds[name] = (
-                "tensor" if isinstance(value, _TensorPlaceholder) else kind_of(value)
-            )
+            index.kinds[name] = "tensor" if isinstance(value, _Placeholder) else kind_of(value)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not an index that is read here: {error}") from None
     return reader
 
 
-def _record_of_class(value: Any, *names: str) -> Record:
+def _as_record(value: Any, *names: str) -> Record:
     """Return ``value`` if it is the record of an object of a class in ``names``, else raise."""
     if not isinstance(value, Record) or value.args is None or value.name not in names:
-        content = (
-            f"it would make a {value.name}" if isinstance(value, Record) else "it has no object"
-        )
-        raise ValueError(f"{content} in place of a {names[0].rpartition('.')[2]}")
+        fault = f"it would make a {value.name}" if isinstance(value, Record) else "it has no object"
+        raise ValueError(f"{fault} in place of a {names[0].rpartition('.')[2]}")
     return value
 
 
 # -- locations in the files -----------------------------------------------------------------------
 
 
-def _read_locations(storage_data: Any, folder: str) -> dict[MetadataIndex, DcpLocation]:
+def _locations(storage_data: Any, folder: str) -> dict[MetadataIndex, DcpLocation]:
     sizes: dict[str, int] = {}
     locations: dict[MetadataIndex, DcpLocation] = {}
     for key, info in checked.check_type(dict, storage_data, "storage_data").items():
-        key_record = _record_of_class(key, _DCP + "metadata.MetadataIndex")
+        key_record = _as_record(key, _DCP + "metadata.MetadataIndex")
         offset = key_record.field("offset", None)
         name = checked.check_type(str, key_record.field("fqn"), "a name")
         index = MetadataIndex(name, None if offset is None else _size_from_record(offset, name))
-        locations[index] = _read_location(
-            _record_of_class(info, _DCP + "filesystem._StorageInfo"), name, folder, sizes
+        locations[index] = _location(
+            _as_record(info, _DCP + "filesystem._StorageInfo"), name, folder, sizes
         )
     _check_no_overlap(locations.values())
     return locations
 
 
-def _read_location(info: Record, name: str, folder: str, sizes: dict[str, int]) -> DcpLocation:
+def _location(info: Record, name: str, folder: str, sizes: dict[str, int]) -> DcpLocation:
     file = checked.check_type(str, info.field("relative_path"), f"the file of {name}")
     if os.path.basename(file) != file or file in ("", ".", "..") or "\0" in file:
         raise ValueError(f"{name} lies outside the folder, at {file[:80]!r}.")
@@ -186,27 +175,23 @@ def _check_piece_count(entries: dict, size: int) -> None:
         raise ValueError("it repeats its pieces")
 
 
-class _TensorPlaceholder:
+class _Placeholder:
     """Placeholder for the tensor ``key`` in a nested value, while the index is read."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
 
-def _load_entry(reader: DcpReader, key: str, record: Any) -> Any:
+def _load_entry(reader: DcpReader, key: str, info: Any) -> Any:
     """Add the tensor ``key`` to the reader's index, or load the value ``key``.
 
-    ``record`` is the record that describes it. Returns what represents it in the saved dictionary:
-    a ``_TensorPlaceholder``, or the value.
+    ``info`` is the record that describes it. Returns what represents it in the saved dictionary: a
+    ``_Placeholder``, or the value.
     """
-    record = _record_of_class(
-        record, *(_DCP + f"metadata.{n}StorageMetadata" for n in ("Tensor", "Bytes"))
-    )
-    if record.name.endswith("BytesStorageMetadata"):
+    info = _as_record(info, *(_DCP + f"metadata.{n}StorageMetadata" for n in ("Tensor", "Bytes")))
+    if info.name.endswith("BytesStorageMetadata"):
         return reader.record(MetadataIndex(key))
-    properties = _record_of_class(
-        record.field("properties"), _DCP + "metadata.TensorProperties"
-    ).state
+    properties = _as_record(info.field("properties"), _DCP + "metadata.TensorProperties").state
     dtype = properties[0] if isinstance(properties, tuple) and properties else None
     if not isinstance(dtype, Record) or dtype.args is not None or dtype.name[:6] != "torch.":
         raise ValueError(f"{key} has no dtype")
@@ -215,12 +200,12 @@ def _load_entry(reader: DcpReader, key: str, record: Any) -> Any:
             _size_from_record(each.field("offsets"), key),
             _size_from_record(each.field("sizes"), key),
         )
-        for chunk in checked.check_type(list, record.field("chunks"), f"the pieces of {key}")
-        for each in [_record_of_class(chunk, _DCP + "metadata.ChunkStorageMetadata")]
+        for chunk in checked.check_type(list, info.field("chunks"), f"the pieces of {key}")
+        for each in [_as_record(chunk, _DCP + "metadata.ChunkStorageMetadata")]
     ]
     metadata = TensorStorageMetadata(
         TensorProperties(dtype=checked.check_dtype(dtype.name[6:])),
-        _size_from_record(record.field("size"), key),
+        _size_from_record(info.field("size"), key),
         chunks,
     )
     check_pieces(key, metadata)
@@ -231,11 +216,11 @@ def _load_entry(reader: DcpReader, key: str, record: Any) -> Any:
             has = "none" if place is None else str(place.nbytes)
             raise ValueError(f"{key}: a piece of {needed_bytes} bytes has {has} in its file")
     reader.index.tensors.state_dict_metadata[key] = metadata
-    return _TensorPlaceholder(key)
+    return _Placeholder(key)
 
 
 def _size_from_record(record: Any, key: str) -> torch.Size:
-    args = _record_of_class(record, "torch.Size").args or ((),)
+    args = _as_record(record, "torch.Size").args or ((),)
     return torch.Size(checked.check_shape(args[0], f"the shape of {key}"))
 
 
@@ -299,10 +284,9 @@ def _build_level(level: Any) -> Any:
 def _encode_placeholders(value: Any, path: tuple[str, ...]) -> Any:
     """Encode a nested value as ``values.encode`` does.
 
-    A ``_TensorPlaceholder`` stands for each tensor in it. ``path`` are the keys that lead to
-    ``value``.
+    A ``_Placeholder`` stands for each tensor in it. ``path`` are the keys that lead to ``value``.
     """
-    if isinstance(value, _TensorPlaceholder):
+    if isinstance(value, _Placeholder):
         return {"$tensor": value.key}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
         return {k: _encode_placeholders(each, (*path, k)) for k, each in value.items()}

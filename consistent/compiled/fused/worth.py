@@ -56,11 +56,9 @@ def is_fused_sum_faster(
     move_seconds = device_speeds(device).move_seconds
     # Each op reads and writes a tensor of ``result_bytes``.
     op_seconds = move_seconds(0, 2 * result_bytes)
-    message_seconds = move_seconds(sent_bytes, result_bytes)
-    unfused_seconds = message_seconds + op_seconds * (len(ops) if one_by_one else 1)
+    message = move_seconds(sent_bytes, result_bytes)
+    unfused = message + op_seconds * (len(ops) if one_by_one else 1)
     # One kernel that reads the addends of all ranks, or, without shared memory, one kernel after
     # the message.
     read_bytes = other_ranks * nbytes if is_all_reduce else sent_bytes
-    return (
-        move_seconds(read_bytes, result_bytes) if shared else message_seconds + op_seconds
-    ) < unfused_seconds
+    return (move_seconds(read_bytes, result_bytes) if shared else message + op_seconds) < unfused

@@ -243,26 +243,20 @@ class _EpilogueMatcher:
         if arguments.get("dtype") not in (None, last.meta["dtype"]):
             return False
         items = {user.args[1]: user for user in node.users if is_item(user)}
-        extra_inputs = {
-            name: arguments[name] for name in EXTRA_INPUTS if arguments.get(name) is not None
-        }
-        if 0 not in items or not all(
-            self._can_be_input(x, None, node) for x in extra_inputs.values()
-        ):
+        extras = {name: arguments[name] for name in EXTRA_INPUTS if arguments.get(name) is not None}
+        if 0 not in items or not all(self._can_be_input(x, None, node) for x in extras.values()):
             return False
         norm, normalized = arguments.get("norm", "none"), arguments.get("normalized", 0)
         epilogue = Epilogue(
             arguments.get("scale", 1.0), arguments.get("activation", "none"), norm, normalized,
             arguments.get("eps", 1e-5),
         )  # fmt: skip
-        names = tuple(
-            x for x in (*extra_inputs, epilogue.activation, f"{norm}_norm") if x != "none"
-        )
+        names = tuple(x for x in (*extras, epilogue.activation, f"{norm}_norm") if x != "none")
         returns_total = bool(arguments.get("keep_total")) and 1 in items
         total = items[1] if returns_total else items[0]
         inside = {node, *items.values()}
         self._match = EpilogueMatch(
-            items[0], total, epilogue, extra_inputs, names, None, returns_total, inside
+            items[0], total, epilogue, extras, names, None, returns_total, inside
         )
         return True
 

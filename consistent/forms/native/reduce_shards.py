@@ -187,7 +187,7 @@ class _ReduceParts(torch.autograd.Function):
         ctx: Any, source: PartsSource, epilogue: Epilogue, dtype: torch.dtype | None, *tensors: Any
     ) -> tuple[Tensor, Tensor]:
         (bias, residual, weight, norm_bias), parts = tensors[:4], tensors[4:]
-        has_epilogue = epilogue.activation != "none" or epilogue.norm != "none"
+        fused = epilogue.activation != "none" or epilogue.norm != "none"
         with source.open(parts) as (open_parts, summed_slice):
             out, total = native.reduce_shards(
                 open_parts,
@@ -204,15 +204,10 @@ class _ReduceParts(torch.autograd.Function):
                 norm_bias=norm_bias,
                 eps=epilogue.eps,
                 # Backward recomputes activation and norm from the total; a plain sum needs neither.
-                keep_total=has_epilogue and any(ctx.needs_input_grad),
+                keep_total=fused and any(ctx.needs_input_grad),
                 dtype=dtype,
             )
-        ctx.source, ctx.epilogue, ctx.has_epilogue, ctx.parts_dtype = (
-            source,
-            epilogue,
-            has_epilogue,
-            parts[0].dtype,
-        )
+        ctx.source, ctx.epilogue, ctx.fused, ctx.in_dtype = source, epilogue, fused, parts[0].dtype
         ctx.save_for_backward(total, weight, norm_bias, bias)
         ctx.set_materialize_grads(False)  # an unused total has gradient None instead of zeros
         # The total is an output, so that a second derivative flows through the saved tensor.
@@ -222,14 +217,10 @@ class _ReduceParts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _grad_total: Tensor | None) -> tuple:
         total, weight, norm_bias, bias = ctx.saved_tensors
         grad_weight = grad_bias = None
-        grad_total = _add_optional(_grad_total, None)
-        if grad is not None and ctx.has_epilogue:
+        grad_total = _add(_grad_total, None)
+        if grad is not None and ctx.fused:
             grads = _epilogue_backward(ctx.epilogue, total, weight, norm_bias, grad)
-            grad_total, grad_weight, grad_bias = (
-                _add_optional(grad_total, grads[0]),
-                grads[1],
-                grads[2],
-            )
+            grad_total, grad_weight, grad_bias = _add(grad_total, grads[0]), grads[1], grads[2]
         elif grad is not None:
             grad_total = grad
         if grad_total is None:
@@ -242,12 +233,12 @@ class _ReduceParts(torch.autograd.Function):
         parts: Sequence[Tensor | None] = [None] * (len(needs) - 7)
         if any(needs[7:]):
             scaled = grad_total if ctx.epilogue.scale == 1 else grad_total * ctx.epilogue.scale
-            parts = ctx.source.backward(scaled.to(ctx.parts_dtype))
+            parts = ctx.source.backward(scaled.to(ctx.in_dtype))
         input_grads = grad_column_bias, grad_total if needs[4] else None, grad_weight, grad_bias
         return (None, None, None, *input_grads, *parts)
 
 
-def _add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 

@@ -163,17 +163,13 @@ class ForwardRun:
         unit = self.unit
         order = None if unit.orders is None else unit.orders.current_order()
         to_gather = unit.to_gather()
-        prefetched_values = (
+        prefetched = (
             None if order is None else take_all_prefetched(order.record_gather(unit), to_gather)
         )
         values: list[Any] = []
         if to_gather:
             params, targets, coders, _ = zip(*to_gather, strict=True)
-            options = {
-                "arrived": prefetched_values,
-                "arriving": self._take_gradients,
-                "coders": coders,
-            }
+            options = {"arrived": prefetched, "arriving": self._take_gradients, "coders": coders}
             values = rebox_several(params, targets, "gathered parameter", **options)
         if order is not None:
             order.prefetch_next(unit, GatherUnit.wanted)

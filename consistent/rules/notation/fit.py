@@ -54,26 +54,20 @@ def signatures_of(
         if derived.linear_signatures and not passes_partial(rule, call)
         else ()
     )
-    signatures = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
-    signatures = [with_sent_bytes(s, rule, derived, call, parts) for s in signatures]
-    signatures = [s for s in signatures if has_no_empty_part(s, derived, call)]
+    allowed = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
+    allowed = [with_sent_bytes(s, rule, derived, call, parts) for s in allowed]
+    allowed = [s for s in allowed if has_no_empty_part(s, derived, call)]
     # In the order of signatures, as the order of a set differs from rank to rank.
-    joined_signatures = [s for s in derived.signatures if s in derived.joined_signatures]
-    joined_signatures = [with_sent_bytes(s, rule, derived, call, parts) for s in joined_signatures]
-    signatures += [
-        s
-        for joined_signature in joined_signatures
-        for s in split_result_variants(joined_signature, call, parts)
-    ]
-    signatures += monotone_signatures(rule, call)
+    joined = [s for s in derived.signatures if s in derived.joined_signatures]
+    joined = [with_sent_bytes(s, rule, derived, call, parts) for s in joined]
+    allowed += [v for s in joined for v in split_result_variants(s, call, parts)]
+    allowed += monotone_signatures(rule, call)
     if any(out.head == "view" for out in rule.outs):
-        signatures += moved_split_signatures(call, derived.unsplit_dims)
+        allowed += moved_split_signatures(call, derived.unsplit_dims)
     if "moves" in rule.flags:
-        signatures += extreme_variants(signatures)
+        allowed += extreme_variants(allowed)
     return (
-        signatures + with_halo(call, parts, derived.fetched_dims)
-        if derived.fetched_dims
-        else signatures
+        allowed + with_halo(call, parts, derived.fetched_dims) if derived.fetched_dims else allowed
     )
 
 

@@ -126,9 +126,7 @@ class SharedMemory(Wrapper):
                     self.inner.agree_on_link(ranks, segments.host())
                 if segment.group is not None:
                     self.inner.watch.waiters.add(self)
-                    self._apply_table(
-                        load_or_measure(self._two_ways(ranks), self.may_measure), ranks
-                    )
+                    self._use_table(load_or_measure(self._two_ways(ranks), self.may_measure), ranks)
         return self._groups[ranks]
 
     @property
@@ -209,10 +207,10 @@ class SharedMemory(Wrapper):
         # So that `self` uses shared memory for every size while it is measured.
         self._tables.pop(ranks, None)
         table = measure_and_save(self._two_ways(ranks))
-        self._apply_table(table, ranks)
+        self._use_table(table, ranks)
         return table
 
-    def _apply_table(self, table: Table, ranks: Ranks) -> None:
+    def _use_table(self, table: Table, ranks: Ranks) -> None:
         """Apply the limits in ``table`` to the collectives of ``ranks`` from now on."""
         self._groups[ranks].set_one_shot(table.one_shot, table.one_shot_narrow)
         if table.messages_above:

@@ -145,7 +145,7 @@ class DeviceMoves:
 
         A collective. Raises RuntimeError if a result is wrong.
         """
-        n, position = len(self._slots[0]), self._position
+        n, index = len(self._slots[0]), self._position
         rows, columns, dtype = [k + 1 for k in range(n)], [2] * n, torch.float32
         size = sum(rows) * 2 * n
         whole = torch.arange(size, dtype=dtype, device=device).view(sum(rows), 2 * n)
@@ -153,26 +153,23 @@ class DeviceMoves:
         # First the all-reduce in two steps, which so few numbers would not take.
         self._one_shot_limits, limits = (0, 0), self._one_shot_limits
         results = {
-            "all-reduce": (self.all_reduce(whole + position, "sum"), total),
+            "all-reduce": (self.all_reduce(whole + index, "sum"), total),
             "reduce-scatter": (
-                self.reduce_scatter(whole + position, 1, columns, "sum"),
-                total.split(columns, 1)[position],
+                self.reduce_scatter(whole + index, 1, columns, "sum"),
+                total.split(columns, 1)[index],
             ),
-            "all-gather": (
-                self.all_gather_into_tensor(whole.split(rows)[position], 0, rows),
-                whole,
-            ),
+            "all-gather": (self.all_gather_into_tensor(whole.split(rows)[index], 0, rows), whole),
             "all-to-all": (
-                self.all_to_all_single(whole.split(rows)[position], 1, columns, 0, rows),
-                whole.split(columns, 1)[position],
+                self.all_to_all_single(whole.split(rows)[index], 1, columns, 0, rows),
+                whole.split(columns, 1)[index],
             ),
             "broadcast": (
-                self.broadcast(whole + position, whole.new_empty(whole.shape), n - 1),
+                self.broadcast(whole + index, whole.new_empty(whole.shape), n - 1),
                 whole + n - 1,
             ),
         }
         self._one_shot_limits = limits
-        results["short all-reduce"] = self.all_reduce(whole + position, "sum"), total
+        results["short all-reduce"] = self.all_reduce(whole + index, "sum"), total
         wrong_moves = [
             move
             for move, (result, expected) in results.items()

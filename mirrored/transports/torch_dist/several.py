@@ -192,17 +192,13 @@ def start_reduce_scatter(
     on what other ranks do after their own call.
     """
     position, n = ranks.index(sender.rank), len(ranks)
-    parts_by_tensor = [
-        x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)
-    ]
+    pieces = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
     handles: list[Handle] = []
     if packing.packed:
-        outgoing = [
-            torch.cat([parts_by_tensor[i][k].reshape(-1) for i in packing.packed]) for k in range(n)
-        ]
+        outgoing = [torch.cat([pieces[i][k].reshape(-1) for i in packing.packed]) for k in range(n)]
         handles.append(sender._start_reduce_scatter(outgoing, ranks, op, at_once))
     for i in packing.alone:
-        parts = [part.contiguous() for part in parts_by_tensor[i]]
+        parts = [part.contiguous() for part in pieces[i]]
         handles.append(sender._start_reduce_scatter(parts, ranks, op, at_once))
 
     def results() -> list[Tensor]:

@@ -246,27 +246,23 @@ def _call_in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable
     """
     count = len(layouts)
     follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
-    inside_positions = [i for i in range(count) if not follows[i]]
-    outside_positions = [i for i in range(count) if follows[i]]
+    inside = [i for i in range(count) if not follows[i]]
+    outside = [i for i in range(count) if follows[i]]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if function.inplace and any_moved(args, kwargs):
             return _one_by_one(function)(*args, **kwargs)
         if function.inplace:
             # Not run on meta tensors, but recorders and autograd must see that it writes.
-            written = [
-                plain(args[0][i]) for i in outside_positions if not args[0][i].is_inference()
-            ]
+            written = [plain(args[0][i]) for i in outside if not args[0][i].is_inference()]
             torch.autograd.graph.increment_version(written)
         outs: list[Any] = [None] * count
-        for positions in (
-            (inside_positions,) if function.inplace else (inside_positions, outside_positions)
-        ):
+        for positions in (inside,) if function.inplace else (inside, outside):
             if positions:
                 positional, named = (
                     _pick_arguments(arguments, positions, count) for arguments in (args, kwargs)
                 )
-                if positions is outside_positions:
+                if positions is outside:
                     # Meta kernels written in Python would read the device of a global tensor.
                     positional, named = map_tensors((positional, named), plain)
                 with HookOff():

@@ -33,10 +33,7 @@ def _bags_of_split_rows(shard: Shards) -> tuple[Tensor, ...]:
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
     require_in_range(index, total, shard.call.name)
-    has_last_offset, padding = (
-        bool(shard.get("include_last_offset", False)),
-        shard.get("padding_idx"),
-    )
+    has_last, padding = bool(shard.get("include_last_offset", False)), shard.get("padding_idx")
     outside = (index < start) | (index >= start + n)
     is_counted = torch.ones_like(outside) if padding is None else index != padding % total
     sample_weights = shard.get("per_sample_weights")
@@ -47,15 +44,7 @@ def _bags_of_split_rows(shard: Shards) -> tuple[Tensor, ...]:
     padded_weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
     local = (index - start).masked_fill(outside | ~is_counted, n)
     out, *rest = torch.embedding_bag(
-        padded_weight,
-        local,
-        offsets,
-        False,
-        0,
-        False,
-        sample_weights.contiguous(),
-        has_last_offset,
-        n,
+        padded_weight, local, offsets, False, 0, False, sample_weights.contiguous(), has_last, n
     )
     if shard.get("mode", 0) == MEAN:
         # The kernel only knows this rank's rows, so the mean divides by the full bag sizes here.
@@ -64,7 +53,7 @@ def _bags_of_split_rows(shard: Shards) -> tuple[Tensor, ...]:
         )
         ends = (
             offsets[1:]
-            if has_last_offset
+            if has_last
             else torch.cat([offsets[1:], offsets.new_full((1,), len(index))])
         )
         sizes = counts_before[ends] - counts_before[offsets[: len(ends)]]
