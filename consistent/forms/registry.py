@@ -124,6 +124,11 @@ FORMS: dict[str, Callable[[Shards], Any]] = {}
 RAISE_FIRST: set[str] = set()
 
 
+def write_if_inplace(shard: Shards, value: torch.Tensor) -> torch.Tensor:
+    """Return ``value``; if the op is called in place, its first shard, with ``value`` written."""
+    return shard.tensors[0].copy_(value) if shard.call.inplace else value
+
+
 def form(
     name: str, raises_first: bool = False
 ) -> Callable[[Callable[[Shards], Any]], Callable[[Shards], Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from ..cost_model.model import CostModel
 from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
-from ..spec import NdSbp, TensorSpec
+from ..spec import NdSbp, TensorSpec, sbp_text
 from .costs import boxing_seconds_on
 
 
@@ -41,9 +41,6 @@ class Option:
     signatures: tuple[Signature, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
-        def sbp_text(sbp: NdSbp) -> str:
-            return str(sbp[0] if len(sbp) == 1 else sbp)
-
         return " -> ".join(", ".join(map(sbp_text, side)) for side in (self.ins, self.outs))
 
 

@@ -25,7 +25,13 @@ from mirrored.background import BackgroundCalls, has_spare_cores
 
 from ..boxing.chunks import Chunk, affordable_chunks, cut_into_chunks
 from ..forms.native import load as native
-from ..forms.native.reduce_shards import Epilogue, EpilogueInputs, reduce_shards, through_activation
+from ..forms.native.reduce_shards import (
+    Epilogue,
+    EpilogueInputs,
+    add_optional,
+    reduce_shards,
+    through_activation,
+)
 from ..movement.boxed import box
 from ..movement.run import begin_boxing, run_within
 from ..movement.speeds import start_bytes
@@ -171,7 +177,7 @@ class _BoxMultiply(torch.autograd.Function):
         if grad is None:
             return None, grad_x, None, None
         if needs[1]:
-            grad_x = _add_optional(grad_x, multiply_box(back, grad, w.mT))
+            grad_x = add_optional(grad_x, multiply_box(back, grad, w.mT))
         return (
             None,
             grad_x,
@@ -387,12 +393,7 @@ def _grad_before_activation(
     """
     if grad_y is not None and boxing.activation != "none":
         grad_y = through_activation(boxing.activation, total, grad_y)
-    return _add_optional(grad_total, grad_y)
-
-
-def _add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Return ``a + b``, where None counts as zero."""
-    return b if a is None else a if b is None else a + b
+    return add_optional(grad_total, grad_y)
 
 
 def _weight_grad(x: Tensor, grad: Tensor) -> Tensor:

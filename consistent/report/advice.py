@@ -23,7 +23,7 @@ from ..rules import table
 from ..rules.candidates import candidates
 from ..rules.choose import Choice, choose
 from ..rules.signature import Call, Operand
-from ..spec import B, NdSbp, TensorSpec, has_one_partial_kind
+from ..spec import B, NdSbp, TensorSpec, has_one_partial_kind, sbp_text
 from ..spec.bytes_text import bytes_text
 from .explain import why_whole
 
@@ -165,7 +165,7 @@ def _ways(
             continue
         later_nbytes = _later_bytes(op_plan, variant, choice)
         if later_nbytes < nbytes:
-            result = "" if variant.outs == choice.outs else ", ".join(map(_sbp_text, variant.outs))
+            result = "" if variant.outs == choice.outs else ", ".join(map(sbp_text, variant.outs))
             held_nbytes = sum(_local_nbytes(b) for _, _, b in changes)
             yield _Way(tuple((i, b) for i, _, b in changes), result, later_nbytes, held_nbytes)
 
@@ -246,7 +246,7 @@ def _names(call: Call) -> list[str]:
 def _move_text(name: str, src: TensorSpec, dst: TensorSpec) -> str:
     kinds = dict.fromkeys(_VERBS.get(move.kind, "") for move in plan(src, dst))
     verbs = " and ".join(filter(None, kinds)) or "moves"
-    return f"{verbs} {name}, {_short_spec(src)}, to {_sbp_text(dst.sbp)}"
+    return f"{verbs} {name}, {_short_spec(src)}, to {sbp_text(dst.sbp)}"
 
 
 def _sentence(way: _Way, operands: Sequence[TensorSpec], names: list[str]) -> str:
@@ -254,7 +254,7 @@ def _sentence(way: _Way, operands: Sequence[TensorSpec], names: list[str]) -> st
     for index, new_spec in way.changes:
         extra_nbytes = _local_nbytes(new_spec) - _local_nbytes(operands[index])
         memory = f" ({bytes_text(extra_nbytes)} more on each rank)" if extra_nbytes > 0 else ""
-        parts.append(f"{names[index]} came as {_sbp_text(new_spec.sbp)}{memory}")
+        parts.append(f"{names[index]} came as {sbp_text(new_spec.sbp)}{memory}")
     text = f"if {' and '.join(parts)}, nothing would move here"
     if way.later_nbytes:
         text += (
@@ -277,7 +277,3 @@ def _local_nbytes(spec: TensorSpec) -> int:
 
 def _short_spec(spec: TensorSpec) -> str:
     return repr(spec).partition(" on ")[0]
-
-
-def _sbp_text(sbp: NdSbp) -> str:
-    return str(sbp[0]) if len(sbp) == 1 else str(sbp)

@@ -25,6 +25,7 @@ from .sbp import (
     has_one_partial_kind,
     is_cut,
     partial_of,
+    sbp_text,
     without_cuts,
 )
 from .tensor_spec import (
@@ -70,6 +71,7 @@ __all__ = [
     "intersect_runs",
     "partial_of",
     "piece",
+    "sbp_text",
     "without_cuts",
     "resolve_dims",
     "resolve_sbp",

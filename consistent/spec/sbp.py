@@ -299,6 +299,11 @@ def without_cut(entry: Sbp) -> Sbp:
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
+def sbp_text(entries: NdSbp) -> str:
+    """Return SBPs as text: ``S(0)`` for one axis, ``(S(0), B)`` for two."""
+    return str(entries[0]) if len(entries) == 1 else str(entries)
+
+
 def without_cuts(values: NdSbp) -> NdSbp:
     """Return ``values`` with balanced pieces: (S(0, blocks=2), B) -> (S(0), B)."""
     return tuple(without_cut(entry) for entry in values)

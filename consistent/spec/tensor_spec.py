@@ -28,6 +28,7 @@ from .sbp import (
     fits_dtype,
     has_one_partial_kind,
     is_cut,
+    sbp_text,
     without_cuts,
 )
 
@@ -90,7 +91,7 @@ class Layout:
         return is_short and math.prod(shape) > 0
 
     def __repr__(self) -> str:
-        return f"{_sbp_text(self.sbp)} on {self.placement}"
+        return f"{sbp_text(self.sbp)} on {self.placement}"
 
     def __reduce__(self) -> tuple:
         return (Layout.of, (self.placement, self.sbp))
@@ -216,7 +217,7 @@ class TensorSpec:
             raise ValueError(
                 f"spec: {self} is no one box on each rank, for a cut may deal out several runs. "
                 "Box it to a plain split first: "
-                f"x.to_global(sbp={_sbp_text(self.plain.sbp)})."
+                f"x.to_global(sbp={sbp_text(self.plain.sbp)})."
             )
         starts, sizes = [0] * self.ndim, list(self.shape)
         for axis, entry in enumerate(self.sbp):
@@ -346,13 +347,13 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
         raise ValueError(
-            f"sbp: {_sbp_text(entries)} has {len(entries)} entries, and {placement} has "
+            f"sbp: {sbp_text(entries)} has {len(entries)} entries, and {placement} has "
             f"{placement.ndim} axes {placement.shape}. Give one SBP per axis, such as "
             f"({', '.join(['B'] * placement.ndim)}{',' if placement.ndim == 1 else ''})."
         )
     if not has_one_partial_kind(entries):
         raise ValueError(
-            f"sbp: {_sbp_text(entries)} is partial in two ways, and the largest of sums is not a "
+            f"sbp: {sbp_text(entries)} is partial in two ways, and the largest of sums is not a "
             "sum of the largest. Use one kind of P on all partial axes, and B or S on the others."
         )
     return tuple(
@@ -377,7 +378,7 @@ def invalid_cut_reason(entries: NdSbp, placement: Placement, shape: Sequence[int
         dim, cut = entry.dim, entry.cut
         if dim in cut_dims:
             return (
-                f"{_sbp_text(entries)} splits dim {dim} further where it is cut, and the pieces of "
+                f"{sbp_text(entries)} splits dim {dim} further where it is cut, and the pieces of "
                 f"{Split(dim, cut)} are no runs. Cut on the last of the axes that split the dim, "
                 "or use B on the other axis."
             )
@@ -430,7 +431,3 @@ def _resolve_dim(entry: Split, ndim: int, shape: Sequence[int]) -> Split:
             f"{dims}. Split one of its dims, or use B."
         )
     return Split(entry.dim + ndim, entry.cut)
-
-
-def _sbp_text(entries: NdSbp) -> str:
-    return str(entries[0]) if len(entries) == 1 else str(entries)

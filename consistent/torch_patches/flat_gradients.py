@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.plans.shards import is_global, plain
-from ..movement.boxed import box
-from ..movement.world import whole_on_world
+from ..dispatch.plans.shards import is_global, whole_on_all_ranks
 
 
 def install() -> None:
@@ -27,7 +25,7 @@ def install() -> None:
         placements = {p.placement if is_global(p) else None for p in self._params}
         if len(placements) == 1:
             return original(self)
-        return torch.cat([_whole_on_all_ranks(_flat_gradient(p)) for p in self._params])
+        return torch.cat([whole_on_all_ranks(_flat_gradient(p)) for p in self._params])
 
     torch.optim.LBFGS._gather_flat_grad = gather_flat_grad  # type: ignore[method-assign]
 
@@ -37,8 +35,3 @@ def _flat_gradient(p: Any) -> Any:
     grad = torch.zeros_like(p) if p.grad is None else p.grad
     grad = grad.to_dense() if grad.is_sparse else grad
     return (torch.view_as_real(grad) if grad.is_complex() else grad).reshape(-1).detach()
-
-
-def _whole_on_all_ranks(x: Any) -> torch.Tensor:
-    """Return ``x`` as a plain tensor, whole on every rank of the world."""
-    return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x

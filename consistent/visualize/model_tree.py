@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import plan_of
 from ..nn.plan import Plan
-from ..spec import NdSbp, Placement, TensorSpec
+from ..spec import Placement, TensorSpec, sbp_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +170,6 @@ def _make_entry(name: str, x: torch.Tensor, kind: bool, path: str, state: _Build
             layout = sbp_text(planned.sbp)
             layout += f", used as {sbp_text(planned.use)}" if planned.use != planned.sbp else ""
     return Entry(name, shape, layout, spec, 0 if tied else nbytes, x.numel(), kind, tied)
-
-
-def sbp_text(sbp: NdSbp) -> str:
-    """Return the SBPs of the axes as text: ``S(0)``, or ``(S(0), B)`` for two axes."""
-    return str(sbp[0]) if len(sbp) == 1 else str(sbp)
 
 
 def _fold_equal(branches: Sequence[Branch]) -> list[Branch]:

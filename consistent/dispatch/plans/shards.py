@@ -18,7 +18,7 @@ from ...movement.boxed import Arriving, box, box_several
 from ...movement.coded import Coders, gather_each
 from ...movement.differentiable import shard_of_plain
 from ...movement.grad_mode import records
-from ...movement.world import my_coordinate
+from ...movement.world import my_coordinate, whole_on_world
 from ...spec import B, Placement, TensorSpec, invalid_dtype_reason
 from ...spec.nested import map_tensors
 from ...spec.tracer import callbacks
@@ -99,6 +99,11 @@ def replace_shard(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
         # would not notice the change.
         torch.autograd.graph.increment_version(x)
     attach(x, spec)
+
+
+def whole_on_all_ranks(x: Any) -> torch.Tensor:
+    """Return ``x`` as a plain tensor, whole on every rank of the world."""
+    return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x
 
 
 def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:

@@ -214,13 +214,13 @@ class _ReduceParts(torch.autograd.Function):
         return out, total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _grad_total: Tensor | None) -> tuple:
+    def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None) -> tuple:
         total, weight, norm_bias, bias = ctx.saved_tensors
         grad_weight = grad_bias = None
-        grad_total = _add(_grad_total, None)
         if grad is not None and ctx.fused:
             grads = _epilogue_backward(ctx.epilogue, total, weight, norm_bias, grad)
-            grad_total, grad_weight, grad_bias = _add(grad_total, grads[0]), grads[1], grads[2]
+            grad_total = add_optional(grad_total, grads[0])
+            grad_weight, grad_bias = grads[1], grads[2]
         elif grad is not None:
             grad_total = grad
         if grad_total is None:
@@ -238,7 +238,8 @@ class _ReduceParts(torch.autograd.Function):
         return (None, None, None, *input_grads, *parts)
 
 
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return ``a + b``, where None counts as zero."""
     return b if a is None else a if b is None else a + b
 
 

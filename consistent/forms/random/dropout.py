@@ -15,7 +15,7 @@ from torch import Tensor
 from ...movement.world import my_coordinate
 from ...spec import Runs, TensorSpec
 from ..native import load
-from ..registry import Shards, form
+from ..registry import Shards, form, write_if_inplace
 from .draw import fill_uniform, key_from, key_of
 from .generator import RngState
 
@@ -75,10 +75,6 @@ def _dropped_box(
     return load.dropout(x, p, **arguments)
 
 
-def _write_if_inplace(shard: Shards, value: Tensor) -> Tensor:
-    return shard.tensors[0].copy_(value) if shard.call.inplace else value
-
-
 def _drops_nothing(shard: Shards) -> bool:
     """Return whether the call drops nothing: its ``p`` is 0, or it is not in training.
 
@@ -101,7 +97,7 @@ def dropout(shard: Shards) -> Tensor:
     key = _next_key(shard)
     if _drops_nothing(shard):
         return shard.tensors[0]
-    return _write_if_inplace(
+    return write_if_inplace(
         shard, apply_dropout(shard.tensors[0], shard.get("p", 0.5), shard.specs[0], key)
     )
 
@@ -123,7 +119,7 @@ def feature_dropout(shard: Shards) -> Tensor:
     key, x = _next_key(shard), shard.tensors[0]
     if _drops_nothing(shard):
         return x
-    return _write_if_inplace(shard, x * _feature_mask(shard, x, shard.get("p", 0.5), key))
+    return write_if_inplace(shard, x * _feature_mask(shard, x, shard.get("p", 0.5), key))
 
 
 def _feature_mask(shard: Shards, x: Tensor, p: float, key: RngState) -> Tensor:
@@ -156,7 +152,7 @@ def alpha_dropout(shard: Shards) -> Tensor:
     if _drops_nothing(shard):
         return x
     if p == 1:  # the scale below would divide by zero
-        return _write_if_inplace(shard, x * torch.zeros_like(x))
+        return write_if_inplace(shard, x * torch.zeros_like(x))
     if shard.call.name == "alpha_dropout":
         ones = torch.ones(x.shape, dtype=_real_dtype(x.dtype), device=x.device)
         is_kept = apply_dropout(ones, p, shard.specs[0], key) != 0
@@ -165,7 +161,7 @@ def alpha_dropout(shard: Shards) -> Tensor:
     alpha = 1.7580993408473766  # SELU's scale * alpha, as in torch
     a = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
     noise = is_kept.to(_real_dtype(x.dtype))
-    return _write_if_inplace(shard, x * (noise * a) + ((noise - 1) * (alpha * a) + alpha * a * p))
+    return write_if_inplace(shard, x * (noise * a) + ((noise - 1) * (alpha * a) + alpha * a * p))
 
 
 @form("rrelu")
@@ -175,4 +171,4 @@ def rrelu(shard: Shards) -> Tensor:
     slopes = torch.empty_like(x, requires_grad=False)
     key = key_of(shard)
     fill_uniform(slopes, shard.specs[0], key, shard.get("lower", 1 / 8), shard.get("upper", 1 / 3))
-    return _write_if_inplace(shard, torch.where(x <= 0, x * slopes, x))
+    return write_if_inplace(shard, torch.where(x <= 0, x * slopes, x))

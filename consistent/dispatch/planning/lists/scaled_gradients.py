@@ -13,10 +13,9 @@ import torch
 
 from mirrored.transports.default import current
 
-from ....movement.boxed import box
-from ....movement.world import my_coordinate, whole_on_world
+from ....movement.world import my_coordinate
 from ....spec import B, TensorSpec
-from ...plans.shards import is_global, plain, rebox
+from ...plans.shards import is_global, plain, rebox, whole_on_all_ranks
 
 
 @torch.no_grad()
@@ -26,7 +25,7 @@ def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
     This is what ``torch.amp.GradScaler`` calls before the optimizer's step. All ranks find the same
     ``found_inf``, and so all skip the step or none.
     """
-    factor, previous_flag = _plain_value(inv_scale), _plain_value(found_inf)
+    factor, previous_flag = whole_on_all_ranks(inv_scale), whole_on_all_ranks(found_inf)
     flag = torch.zeros_like(previous_flag)
     # Communicates, so on every rank in the same order.
     tensors = [_tensor_to_check(g) for g in grads]
@@ -44,10 +43,6 @@ def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
         transport = current()
         flag = transport.all_reduce(flag, tuple(range(transport.size)), "max")
     found_inf.copy_(torch.where(flag.to(previous_flag.device) > 0, 1.0, previous_flag))
-
-
-def _plain_value(x: Any) -> torch.Tensor:
-    return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x
 
 
 def _is_partial(g: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mirrored.reduction import identity
 
 from ...join_results import accumulation_dtype, index_and_count, stack, sum_addends, widen
-from ...registry import Shards, form
+from ...registry import Shards, form, write_if_inplace
 
 
 def _totals_before(shard: Shards, total: Tensor) -> Tensor:
@@ -23,16 +23,12 @@ def _totals_before(shard: Shards, total: Tensor) -> Tensor:
     return stack(shard, total)[: index_and_count(shard)[0]]
 
 
-def _write_if_inplace(shard: Shards, value: Tensor) -> Tensor:
-    return shard.tensors[0].copy_(value) if shard.call.inplace else value
-
-
 @form("cumsum")
 def _cumsum(shard: Shards) -> Tensor:
     x, dim, dtype = shard.tensors[0], shard.call.dim(), shard.outs[0].dtype
     x = x.to(accumulation_dtype(dtype))
     prefix = _totals_before(shard, x.sum(dim, keepdim=True)).sum(0)
-    return _write_if_inplace(shard, (x.cumsum(dim) + prefix).to(dtype))
+    return write_if_inplace(shard, (x.cumsum(dim) + prefix).to(dtype))
 
 
 @form("cumprod")
@@ -40,7 +36,7 @@ def _cumprod(shard: Shards) -> Tensor:
     x, dim, dtype = shard.tensors[0].clone(), shard.call.dim(), shard.outs[0].dtype
     x = x.to(accumulation_dtype(dtype))
     prefix = _totals_before(shard, x.prod(dim, keepdim=True)).prod(0)
-    return _write_if_inplace(shard, (x.cumprod(dim) * prefix).to(dtype))
+    return write_if_inplace(shard, (x.cumprod(dim) * prefix).to(dtype))
 
 
 @form("logcumsumexp")
@@ -49,7 +45,7 @@ def _logcumsumexp(shard: Shards) -> Tensor:
     x, dim = widen(shard.tensors[0]), shard.call.dim()
     prefix = _totals_before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
     scanned = torch.cat([prefix, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
-    return _write_if_inplace(shard, scanned.to(shard.outs[0].dtype))
+    return write_if_inplace(shard, scanned.to(shard.outs[0].dtype))
 
 
 @form("cummax_or_cummin")
