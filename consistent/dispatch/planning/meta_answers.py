@@ -27,9 +27,9 @@ _KEY_TYPES = (
 def cached_facts(run: Callable[..., Any], call: Call) -> dict[str, Any]:
     """Return the cached facts about calls like ``call``, as a dict to which the caller adds more.
 
-    The keys are "outs" (shapes and dtypes of the outputs) and "backward" (whether backward runs on
-    meta tensors). If the call has arguments of types outside ``_KEY_TYPES``, the dict is new and is
-    not cached. ``run`` is torch's function.
+    The keys are "outs" (shapes and dtypes of the outputs), "backward" (whether backward runs on
+    meta tensors) and "refusal" (the error of a CPU's kernels). If the call has arguments of types
+    outside ``_KEY_TYPES``, the dict is new and is not cached. ``run`` is torch's function.
     """
     try:
         arguments = _key_of(call.args), _key_of(call.kwargs)

@@ -45,6 +45,7 @@ from .functions.call_rewrites import (
 from .functions.outs import into_out
 from .functions.questions import OPERATORS
 from .functions.torch_functions import TorchFunction
+from .kernel_run import kernel_refusal
 from .meetings import compare_plain
 from .meta_run import (
     WRONG_META_KERNELS,
@@ -211,7 +212,10 @@ class _Planning:
         if not outs:  # a query about shapes or dtypes, which the meta run has answered
             return Answer(call.name, result)
         if call.inplace and outs[0].shape != self.specs[0].shape:
-            return OtherCall(call.name, reshape_in_place(call.name))
+            if self.function.reshapes:
+                return OtherCall(call.name, reshape_in_place(call.name))
+            # Some meta kernels reshape the target, or return a tensor of another shape.
+            raise outside_ranks.too_small(self.specs[0].shape, outs[0].shape)
         call.outs = outs
         choice = self._choose_signature(row)
         data_dependent = any(out.data_dependent for out in outs)
@@ -222,6 +226,7 @@ class _Planning:
             choice = self._fuse_sum(choice)
         plan = self._plan_on_shards(row, choice, data_dependent)
         plan.follow = self._follow_function(plan, row, data_dependent)
+        self._refuse_as_kernels(plan, data_dependent)
         return plan.finish()
 
     def _choose_signature(self, row: table.Row) -> Choice | None:
@@ -363,6 +368,7 @@ class _Planning:
         plan.announces_error = self._must_announce_error(plan, unknown) or (
             plan.inplace and refused
         )
+        self._refuse_as_kernels(plan, unknown)
         return plan.finish()
 
     # -- parts -------------------------------------------------------------------------------------
@@ -401,7 +407,7 @@ class _Planning:
         if self.is_recorded and unknown and not plan.inplace:
             plan.by_values = True
             return None
-        if unknown and not self.covers_world and not plan.inplace:
+        if self._announces_result(plan, unknown):
             return outside_ranks.announce_result(self.placement.first_rank, self.outside)
         if not self.outside:
             return None
@@ -439,8 +445,7 @@ class _Planning:
         shape of the result is sent to them (``unknown``), that message carries an error too, and no
         other is needed.
         """
-        announced = (unknown or self.is_sparse) and not plan.inplace
-        if self.covers_world or announced:
+        if self.covers_world or self._announces_result(plan, unknown):
             return False
         return may_raise(self.call, self.placement) or self._writes_fractions()
 
@@ -453,6 +458,52 @@ class _Planning:
             return False
         integers = all(is_integral(spec.dtype) for spec in self.specs)
         return not integers or _has_floats((self.call.args, self.call.kwargs))
+
+    def _announces_result(self, plan: OnShards, unknown: bool) -> bool:
+        """Return whether ranks outside the placement are sent the result's shape, or the error.
+
+        ``unknown`` says whether only a run of the op shows the shape.
+        """
+        return (unknown or self.is_sparse) and not self.covers_world and not plan.inplace
+
+    def _refuse_as_kernels(self, plan: OnShards, unknown: bool) -> None:
+        """Make ``plan`` raise if the op raises on the other ranks for the dtypes of its operands.
+
+        This matters on ranks that run the op on meta tensors or on empty shards, where torch may
+        not raise. The plan takes part in all messages of the other ranks' plan until it raises.
+        """
+        if self.is_recorded or self.is_sparse or self.placement.type != "cpu":
+            return
+        if self._announces_result(plan, unknown):
+            return
+        if not self.outside and not self._has_empty_shard(plan):
+            return
+        refusal = kernel_refusal(self.function.run, self.call)
+        if refusal is None:
+            # Kernels may accept empty tensors only.
+            plan.kept = plan.kept and all(spec.numel for spec in self.specs)
+            return
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise type(refusal)(*refusal.args)
+
+        plan.kept = False
+        if self.outside:
+            plan.follow = refuse
+        else:
+            plan.function = refuse
+
+    def _has_empty_shard(self, plan: OnShards) -> bool:
+        """Return whether this rank runs the op on an empty shard of a tensor that is not empty."""
+        # Without a choice every rank runs the op on whole tensors. Ranks that run a form exchange
+        # their errors before it communicates.
+        if plan.choice is None or isinstance(plan, ByForm):
+            return False
+        coordinate = my_coordinate(self.placement)
+        return any(
+            spec.numel and 0 in spec.with_sbp(sbp).local_shape(coordinate)
+            for spec, sbp in zip(self.specs, plan.choice.ins, strict=True)
+        )
 
     def _exact_outs(self, plan: OnShards) -> list[TensorSpec]:
         """Return the specs of the outputs for the sizes of this very call.

@@ -131,16 +131,31 @@ def write_on_meta(compute: Compute, tensors: Tensors) -> Any:
     their specs, and so the plan, do not show: their strides, their sizes or shared memory.
     """
     target, *others = tensors
+    if any(x.ndim and x.shape != target.shape for x in others):
+        # Some meta kernels, such as that of ``eq_``, do not refuse such operands.
+        shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+        if shape != target.shape:
+            raise too_small(target.shape, shape)
+        return run_on_meta(compute, tensors)
     if (
         tracks(tensors)
         or target.is_inference()
         or not target.is_contiguous()
-        or any(x.ndim and x.shape != target.shape for x in others)
         or any(x is not target and _is_alias_of(x, target) for x in others)
     ):
         return run_on_meta(compute, tensors)
     torch.autograd.graph.increment_version(target)
     return target
+
+
+def too_small(target: Sequence[int], result: Sequence[int]) -> RuntimeError:
+    """Return torch's error for an in-place op whose result does not fit into its target.
+
+    ``target`` and ``result`` are their shapes.
+    """
+    return RuntimeError(
+        f"output with shape {list(target)} doesn't match the broadcast shape {list(result)}"
+    )
 
 
 def run_with_stand_in_node(compute: Compute, tensors: Tensors) -> Any:

@@ -30,7 +30,7 @@ def follow(case: Example, sbp: Sbp) -> list[Any]:
             return x
         y = consistent.distribute(x.detach(), placement, sbp if x.ndim else B)
         continuous = x.dtype.is_floating_point or x.dtype.is_complex
-        return y.requires_grad_() * 1 if continuous else y
+        return y.requires_grad_().clone() if continuous else y
 
     args, kwargs = tree_map(laid, (case.args, case.kwargs))
     out = case.func(*args, **kwargs)
