@@ -34,6 +34,8 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '
 # Several ranks share one machine here: one thread each, unless told otherwise.
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start many processes, and without byte code each takes 1.5 s more to import the library.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test test-fast test-processors train lint format bench docs wheels build clean
 
