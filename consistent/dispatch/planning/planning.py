@@ -470,17 +470,19 @@ class _Planning:
         """Make ``plan`` raise if the op raises on the other ranks for the dtypes of its operands.
 
         This matters on ranks that run the op on meta tensors or on empty shards, where torch may
-        not raise. The plan takes part in all messages of the other ranks' plan until it raises.
+        not raise. The plan boxes the operands before it raises, as the other ranks do.
         """
         if self.is_recorded or self.is_sparse or self.placement.type != "cpu":
             return
-        if self._announces_result(plan, unknown):
+        # Other forms than "seeded" run kernels that support other dtypes than torch's.
+        form = None if plan.choice is None else plan.choice.form
+        if form not in (None, "seeded") or self._announces_result(plan, unknown):
             return
         if not self.outside and not self._has_empty_shard(plan):
             return
         refusal = kernel_refusal(self.function.run, self.call)
         if refusal is None:
-            # Kernels may accept empty tensors only.
+            # An empty operand may be why the kernels accept the call, so a later call plans again.
             plan.kept = plan.kept and all(spec.numel for spec in self.specs)
             return
 
@@ -495,9 +497,7 @@ class _Planning:
 
     def _has_empty_shard(self, plan: OnShards) -> bool:
         """Return whether this rank runs the op on an empty shard of a tensor that is not empty."""
-        # Without a choice every rank runs the op on whole tensors. Ranks that run a form exchange
-        # their errors before it communicates.
-        if plan.choice is None or isinstance(plan, ByForm):
+        if plan.choice is None:  # every rank runs the op on whole tensors
             return False
         coordinate = my_coordinate(self.placement)
         return any(

@@ -90,10 +90,6 @@ def fill(
     """
     coordinate = my_coordinate(spec.placement)
     if coordinate is None:
-        if not any(isinstance(p, Tensor) for p in params):
-            # Refuses the dtype and the numbers that the ranks of the placement refuse.
-            nothing = torch.empty([0] * len(spec.shape), dtype=spec.dtype, device="cpu")
-            _fill_box(draw, nothing, [0] * len(spec.shape), spec, key, *params)
         return
     if not _holds_values(spec, coordinate):
         x.zero_()

@@ -19,6 +19,8 @@ from tests.consistent.dispatch.running.test_agreed import on_every_rank_alike, r
 from tests.consistent.rules.corpus import EXAMPLES
 from tests.ranks import ALL, on_ranks
 
+# Ops of our own kernels, which refuse a dtype where the values are: there is no meta run of these.
+OWN_KERNELS = frozenset("_scaled_mm _scaled_mm_v2 rand_like randint_like rrelu uniform".split())
 DTYPES = (torch.bool, torch.int64, torch.float16, torch.complex64)
 
 
@@ -58,9 +60,10 @@ def test_no_rank_outside_accepts_the_dtypes_that_kernels_refuse(rank: int) -> No
                 laid = lambda x: consistent.distribute(x, placement, B)  # noqa: E731
                 outcomes.append((case, _outcome(case, dtype, laid)))
         every = gather_from_ranks([outcome is not None for _, outcome in outcomes])
-        rows = zip(outcomes, *every, strict=True)
-        differ = [f"{case} of {dtype}: {said}" for (case, _), *said in rows if len(set(said)) > 1]
-        assert not differ, "\n".join(differ)
+        for (case, _), *said in zip(outcomes, *every, strict=True):
+            inside = said[1:]
+            alone = resolve(case.func).name in OWN_KERNELS and inside == [True, True]
+            assert alone or inside == said[:1] * 2, (case, dtype, said)
         refused += sum(every[0])
     assert refused > 50
 
