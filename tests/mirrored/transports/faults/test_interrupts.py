@@ -143,11 +143,17 @@ def test_no_number_of_another_step_is_taken_after_an_interrupt(where: str) -> No
 
 
 def _judge(name: Any, found: list[list[Any]], expected: list[float]) -> None:
-    """Values are those of their steps, and once a rank was interrupted both raise."""
+    """Values are those of their steps, and once a rank was interrupted both raise.
+
+    In the last step a signal at any moment may come after all messages, which the other rank has
+    then received.
+    """
+    interrupted = [said.index("interrupted") for said in found if "interrupted" in said]
+    late = name == "any moment" and min(interrupted, default=0) == STEPS - 1
     for said in found:
         for k, value in enumerate(said):
             assert isinstance(value, str) or value == expected[k], (name, found)
-        if any("interrupted" in each for each in found):
+        if interrupted and not late:
             assert isinstance(said[-1], str), (name, found)
     if name != "any moment":
         assert any("interrupted" in each for each in found), (name, found)
